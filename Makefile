@@ -1,0 +1,52 @@
+# Every target sets up what it needs: `make demo` and `make test` work on a fresh clone.
+PYTHON ?= python3
+VENV := .venv
+OLDEST := .venv-oldest
+BIN := $(VENV)/bin
+PIP := pip install --quiet --disable-pip-version-check
+
+.PHONY: demo test test-oldest gpu-test lint format clean
+
+demo: $(VENV)/.package
+	$(BIN)/gva demo
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest -m "not gpu"
+
+# The HuggingFace tests on the oldest transformers we support.
+test-oldest: $(OLDEST)/.dev
+	$(OLDEST)/bin/python -m pytest -m "hf and not gpu"
+
+# On a machine with an NVIDIA GPU and its own torch: `make gpu-test PYTHON=python3` uses that python as it is.
+gpu-test:
+	PYTHONPATH=src $(PYTHON) -m pytest -m gpu
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) $(OLDEST) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(VENV)/.package: pyproject.toml constraints.txt
+	@echo "Setting up $(VENV) (a few minutes the first time)"
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/$(PIP) -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.package
+	$(BIN)/$(PIP) -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(OLDEST)/.dev: pyproject.toml constraints.txt
+	@echo "Setting up $(OLDEST)"
+	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
+	grep -v '^transformers==' constraints.txt > $(OLDEST)/constraints.txt
+	echo 'transformers==5.17.0' >> $(OLDEST)/constraints.txt
+	$(OLDEST)/bin/$(PIP) -c $(OLDEST)/constraints.txt -e '.[dev]'
+	@touch $@

@@ -1,0 +1,125 @@
+"""Grouped Value Attention, in both forms, side by side.
+
+Symbols: B batch, S query tokens, T cached tokens, H query heads, G value groups, R = H / G, d_h value width,
+d_n content-key width, d_r positional width, d_qk = d_n + d_r. Head h reads group g(h) = h // R.
+
+    q        = norm(x W_Q)            [B, H, S, d_qk]   norm only with query_norm; split [nope | rope]
+    v        = x W_V                  [B, G, S, d_h]    cached
+    k_rope   = rot(x W_r)             [B, 1, S, d_r]    cached, already rotated, shared by all heads
+    q_rope   = rot(q_rope)
+
+Expanded: keys are materialised, scores are d_qk wide. The oracle, and the faster way to train and prefill.
+
+    k_nope_h = v_g(h) M_h             [B, H, T, d_n]
+    s_h      = q_nope_h k_nope_h^T + q_rope_h k_rope^T
+
+Absorbed: the map goes into the query, scores are d_h + d_r wide, no content key exists. The way to decode.
+
+    q~_h     = q_nope_h M_h^T         [B, H, S, d_h]    one small batched product per step
+    s_h      = q~_h v_g(h)^T + q_rope_h k_rope^T
+
+Both: o_h = softmax(s_h / sqrt(d_qk)) v_g(h). The scale is that of the score before absorption.
+
+With positional='rope' there is no slice: the whole rebuilt key is rotated, the rotation sits between q and M_h,
+nothing absorbs, and keys are rebuilt and rotated from the cached values at every step (see shared_kv.py).
+
+`key_map.weight` is [H d_n, d_h]: its rows h d_n to (h+1) d_n are M_h^T. As a Linear it shards over heads like
+any other projection; it is never called, only read.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gva.attention.base import Attention, local, split_heads
+from gva.attention.rope import rotate
+from gva.attention.shared_kv import SharedKeyValueAttention
+
+
+class KeyMap(nn.Linear):
+    """The maps M_h of all heads, and the two ways to use them."""
+
+    def __init__(self, config: Any) -> None:
+        self.content_dim = config.content_dim
+        super().__init__(config.value_head_dim, config.num_attention_heads * config.content_dim, bias=False)
+
+    def transposed_maps(self) -> Tensor:
+        """M_h^T of every head on this rank, [H, d_n, d_h]."""
+        return local(self.weight).unflatten(0, (-1, self.content_dim))
+
+    def rebuild_keys(self, v: Tensor) -> Tensor:
+        """Content keys v_g(h) M_h: v [B, G, T, d_h] -> [B, H, T, d_n]."""
+        maps = self.transposed_maps().unflatten(0, (v.shape[1], -1))
+        return torch.einsum("bgtd,grnd->bgrtn", v, maps).flatten(1, 2)
+
+    def absorb(self, q_nope: Tensor) -> Tensor:
+        """Queries q_nope M_h^T, whose product with a value is a content score: [B, H, S, d_n] -> [B, H, S, d_h]."""
+        return torch.einsum("bhsn,hnd->bhsd", q_nope, self.transposed_maps())
+
+
+class RotatedGroupedValueAttention(SharedKeyValueAttention):
+    """positional='rope': the whole rebuilt key is rotated. The cache is V alone, and nothing absorbs."""
+
+    def __init__(self, config: Any, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        self.key_map = KeyMap(config)
+
+    def rebuild_keys(self, v: Tensor) -> Tensor:
+        return self.key_map.rebuild_keys(v)
+
+
+class GroupedValueAttention(Attention):
+    """positional='decoupled': grouped values and one shared rotated key are cached, and content keys absorb."""
+
+    def __init__(self, config: Any, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        self.v_proj = nn.Linear(config.hidden_size, config.num_value_groups * config.value_head_dim, bias=False)
+        self.k_rope_proj = nn.Linear(config.hidden_size, config.rope_dim, bias=False)
+        self.key_map = self.make_map(config)
+
+    def make_map(self, config: Any) -> Any:
+        """What turns values into content keys."""
+        return KeyMap(config)
+
+    def break_even(self) -> float:
+        """The number of queries at which mapping every key costs no more than widening every score."""
+        d_h, d_n = self.config.value_head_dim, self.config.content_dim
+        return d_h * d_n / (d_h - d_n) if d_n < d_h else float("inf")
+
+    def forward(
+        self,
+        hidden_states,
+        position_embeddings,
+        attention_mask=None,
+        past_key_values=None,
+        attention_form=None,
+        **kwargs,
+    ):
+        queries = hidden_states.shape[1]
+        form = self.choose_form(attention_form, past_key_values is not None, queries, self.break_even())
+        q_nope, q_rope = self.split_query(self.queries(hidden_states))
+        q_rope = rotate(q_rope, position_embeddings)
+        k_rope = rotate(self.k_rope_proj(hidden_states)[:, None], position_embeddings)
+        # The groups are cached side by side in one head, because a static cache gives K and V the same heads.
+        k_rope, v = self.update_cache(past_key_values, k_rope, self.v_proj(hidden_states)[:, None])
+        v = split_heads(v.squeeze(1), self.config.value_head_dim)
+        if form == "absorbed":
+            q_nope, k_nope = self.key_map.absorb(q_nope), v
+        else:
+            k_nope = self.key_map.rebuild_keys(v)
+        q = torch.cat((q_nope, q_rope), dim=-1)
+        k = torch.cat((k_nope, k_rope.expand(-1, k_nope.shape[1], -1, -1)), dim=-1)
+        attended, weights = self.attend(q, k, v, attention_mask, **kwargs)
+        return self.output(attended), weights
+
+    def slices(self, hidden_states: Tensor) -> dict[str, Tensor | None]:
+        q_nope, q_rope = self.split_query(self.queries(hidden_states))
+        v = split_heads(self.v_proj(hidden_states), self.config.value_head_dim)
+        return {
+            "q_nope": q_nope,
+            "k_nope": self.key_map.rebuild_keys(v),
+            "q_rope": q_rope,
+            "k_rope": self.k_rope_proj(hidden_states)[:, None],
+            "v": v,
+        }

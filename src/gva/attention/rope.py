@@ -1,0 +1,79 @@
+"""Rotary positions: half-split convention, the default, linear and yarn frequencies of transformers' configs."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def frequencies(
+    config: Any, device: torch.device | None = None, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, float]:
+    """The angle per position of each rotated pair, [rotated_dim / 2], and the factor on cos and sin.
+
+    They are derived anew rather than kept in a buffer: nothing then goes stale when a model is created
+    on the meta device, cast, or moved.
+    """
+    parameters, dim = config.rope_parameters, config.rotated_dim
+    base, kind = parameters["rope_theta"], parameters["rope_type"]
+    exponents = torch.arange(0, dim, 2, device=device, dtype=dtype) / dim
+    inverse = 1.0 / torch.pow(base, exponents)
+    if kind == "default":
+        return inverse, 1.0
+    if kind == "linear":
+        return inverse / parameters["factor"], 1.0
+    return _yarn(config, inverse, dim)
+
+
+def _yarn(config: Any, inverse: Tensor, dim: int) -> tuple[Tensor, float]:
+    """Pairs that turn often keep their frequency, pairs that turn rarely are stretched, a ramp in between."""
+    parameters = config.rope_parameters
+    base = parameters["rope_theta"]
+    trained = parameters.get("original_max_position_embeddings") or config.max_position_embeddings
+    factor = parameters.get("factor") or config.max_position_embeddings / trained
+
+    def pair_that_turns(times: float) -> float:
+        return dim * math.log(trained / (times * 2 * math.pi)) / (2 * math.log(base))
+
+    low = pair_that_turns(parameters.get("beta_fast") or 32)
+    high = pair_that_turns(parameters.get("beta_slow") or 1)
+    if parameters.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    span = high - low if high != low else 0.001
+    pairs = torch.arange(dim // 2, device=inverse.device, dtype=inverse.dtype)
+    stretched = ((pairs - low) / span).clamp(0, 1)
+    mixed = inverse / factor * stretched + inverse * (1 - stretched)
+    return mixed, _yarn_attention_factor(parameters, factor)
+
+
+def _yarn_attention_factor(parameters: dict, factor: float) -> float:
+    if parameters.get("attention_factor") is not None:
+        return float(parameters["attention_factor"])
+
+    def magnitude(scale: float, weight: float = 1.0) -> float:
+        return 0.1 * weight * math.log(scale) + 1.0 if scale > 1 else 1.0
+
+    if parameters.get("mscale") and parameters.get("mscale_all_dim"):
+        return magnitude(factor, parameters["mscale"]) / magnitude(factor, parameters["mscale_all_dim"])
+    return magnitude(factor)
+
+
+def tables(config: Any, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """cos and sin [B, 1, S, rotated_dim / 2] for positions [B, S], to broadcast over heads.
+
+    They stay in float32 (float64 for a float64 model): a bfloat16 table would blur the angle itself.
+    """
+    compute = torch.promote_types(dtype, torch.float32)
+    inverse, factor = frequencies(config, positions.device, compute)
+    angles = positions[:, None, :, None].to(compute) * inverse
+    return angles.cos() * factor, angles.sin() * factor
+
+
+def rotate(x: Tensor, position_embeddings: tuple[Tensor, Tensor]) -> Tensor:
+    """Turn x [B, heads, S, rotated_dim], pairing dimension i with i + rotated_dim / 2."""
+    cos, sin = position_embeddings
+    first, second = x.chunk(2, dim=-1)
+    turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return turned.to(x.dtype)

@@ -1,0 +1,409 @@
+"""GvaConfig: one model, every attention. It fills in what it can derive, validates itself, knows the presets.
+
+Symbols: H = num_attention_heads, G = num_value_groups, R = H / G, d_h = value_head_dim, d_r = rope_dim,
+d_n the width of a content key, d_c = latent_dim.
+"""
+
+import copy
+import warnings
+from dataclasses import fields
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+from gva.errors import check, check_choice, nearest
+
+ATTENTIONS = ("mha", "mqa", "gqa", "mla", "shared_kv", "gva", "gta")
+ROPE_TYPES = ("default", "linear", "yarn")
+
+# The paper's rows and more. A variant says how keys come about; a preset says how large the model is.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "mha": {"attention": "mha"},
+    "mqa": {"attention": "mqa"},
+    "gqa": {"attention": "gqa"},
+    "mla": {"attention": "mla", "rope_dim": 16},
+    "shared-kv": {"attention": "shared_kv"},
+    "shared-kv-qnorm": {"attention": "shared_kv", "query_norm": True},
+    "gva-baseline": {"attention": "gva", "positional": "rope", "map_init": "standard"},
+    "gva-scale-matched": {
+        "attention": "gva",
+        "positional": "rope",
+        "map_init": "scale_matched",
+        "query_norm": True,
+    },
+    "gva-variance-fixed": {"attention": "gva", "positional": "rope", "map_init": "scale_matched"},
+    "gva-drope-24": {"attention": "gva", "positional": "decoupled", "rope_dim": 24},
+    "gva-drope-16": {"attention": "gva", "positional": "decoupled", "rope_dim": 16},
+    "gta": {"attention": "gta"},
+}
+
+# Our choices where the paper is silent: the depth, width and vocabulary of the 350M model (chosen so that
+# GQA has about 341M parameters and d_r = 16 and 24 save the paper's 47% and 45%), its context, RoPE base 10000.
+PRESETS: dict[str, dict[str, Any]] = {
+    "demo": {
+        "vocab_size": 2048,
+        "hidden_size": 128,
+        "intermediate_size": 352,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_value_groups": 2,
+        "value_head_dim": 32,
+        "max_position_embeddings": 256,
+    },
+    "small": {
+        "vocab_size": 16384,
+        "hidden_size": 512,
+        "intermediate_size": 1408,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 8,
+        "num_value_groups": 2,
+        "value_head_dim": 64,
+        "max_position_embeddings": 1024,
+    },
+    "paper-350m": {
+        "vocab_size": 50304,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "num_value_groups": 4,
+        "value_head_dim": 64,
+        "max_position_embeddings": 2048,
+    },
+}
+
+# What a change of variant resets; everything else is the size of the model and stays.
+VARIANT_FIELDS = (
+    "attention",
+    "positional",
+    "rope_dim",
+    "rope_allocation",
+    "map_init",
+    "query_norm",
+    "latent_dim",
+)
+
+# Arguments that transformers takes besides the fields of a config, or writes into a config.json.
+_TRANSFORMERS_EXTRAS = frozenset(
+    {
+        "model_type",
+        "torch_dtype",
+        "num_labels",
+        "rope_scaling",
+        "name_or_path",
+        "_name_or_path",
+        "_commit_hash",
+        "output_attentions",
+        "attn_implementation",
+        "_attn_implementation_internal",
+        "experts_implementation",
+        "_experts_implementation_internal",
+        "per_layer_config",
+        "auto_map",
+        "quantization_config",
+    }
+)
+_DERIVED: Any = None  # the default of a field that takes the value its attention calls for
+
+
+class GvaConfig(PreTrainedConfig):
+    """The shape of a model and the attention it uses.
+
+    Fields left at None take the value that the attention calls for; a field that the attention has no use
+    for must stay None, so that a config never claims what the model does not do.
+
+    hidden_size, intermediate_size, num_hidden_layers, vocab_size, max_position_embeddings: the usual sizes.
+    num_attention_heads: H. num_value_groups: G, the key-value heads of GQA; H for mha, 1 for mqa. MLA has no
+        groups; G then only sets the default of latent_dim.
+    value_head_dim: d_h, by default hidden_size / H.
+    attention: mha | mqa | gqa | mla | shared_kv | gva | gta.
+    positional: 'rope' rotates whole heads; 'decoupled' adds one shared rotated slice (gva, mla, gta).
+    rope_dim: d_r, the width of that slice. rope_allocation: 'carved' takes it out of the head (d_n = d_h - d_r),
+        'additive' puts it beside (d_n = d_h; gva only).
+    map_init: 'scale_matched' or 'standard' start of the maps M_h (gva only).
+    query_norm: RMSNorm over each whole query head, one gain shared by the heads.
+    latent_dim: d_c of mla, by default G d_h.
+    rope_parameters: as transformers has them, of type default, linear or yarn; rope_theta is the shortcut.
+    """
+
+    model_type = "gva"
+    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012 - the base class declares the type
+
+    vocab_size: int = 50304
+    hidden_size: int = 1024
+    intermediate_size: int = 3072
+    num_hidden_layers: int = 24
+    num_attention_heads: int = 16
+    num_value_groups: int = _DERIVED
+    value_head_dim: int = _DERIVED
+    max_position_embeddings: int = 2048
+    rope_theta: float = _DERIVED
+    rope_parameters: dict = _DERIVED
+    tie_word_embeddings: bool = True
+    attention: str = "gva"
+    positional: str = _DERIVED
+    rope_dim: int | None = None
+    rope_allocation: str | None = None
+    map_init: str | None = None
+    query_norm: bool = False
+    latent_dim: int | None = None
+    rms_norm_eps: float = 1e-6
+    initializer_range: float = 0.02
+    use_cache: bool = True
+    pad_token_id: int | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        known = known_fields()
+        for name in kwargs:
+            if name not in known:
+                raise TypeError(f"GvaConfig has no field {name!r}{nearest(name, known)}")
+        self._check_sizes()
+        self._resolve_attention()
+        self._resolve_rope(kwargs.pop("rope_scaling", None))
+        self.base_model_tp_plan = tensor_parallel_plan(self.attention)
+        super().__post_init__(**kwargs)
+        check_choice("rope_parameters['rope_type']", self.rope_parameters["rope_type"], ROPE_TYPES)
+        self.validate_rope()
+
+    # ---- resolution and validation ----
+
+    def _check_sizes(self) -> None:
+        for name in (
+            "vocab_size",
+            "hidden_size",
+            "intermediate_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "max_position_embeddings",
+        ):
+            _check_positive(name, getattr(self, name))
+        for name in ("num_value_groups", "value_head_dim", "rope_dim", "latent_dim"):
+            if getattr(self, name) is not None:
+                _check_positive(name, getattr(self, name))
+
+    def _resolve_attention(self) -> None:
+        check_choice("attention", self.attention, ATTENTIONS)
+        H = self.num_attention_heads
+        if self.value_head_dim is None:
+            check(
+                self.hidden_size % H == 0,
+                "hidden_size",
+                self.hidden_size,
+                f"must be divisible by num_attention_heads={H} unless value_head_dim is given",
+            )
+            self.value_head_dim = self.hidden_size // H
+        if self.num_value_groups is None:
+            self.num_value_groups = {"mha": H, "mqa": 1}.get(self.attention, max(1, H // 4))
+        G, d_h = self.num_value_groups, self.value_head_dim
+        check(H % G == 0, "num_value_groups", G, f"must divide num_attention_heads={H}")
+        if self.attention == "mha":
+            check(G == H, "num_value_groups", G, f"mha has one group per head: must be {H}")
+        if self.attention == "mqa":
+            check(G == 1, "num_value_groups", G, "mqa has one group: must be 1")
+
+        decoupled = {"gva": ("decoupled", "rope"), "mla": ("decoupled",), "gta": ("decoupled",)}
+        allowed = decoupled.get(self.attention, ("rope",))
+        self.positional = allowed[0] if self.positional is None else self.positional
+        check_choice("positional", self.positional, allowed, f"attention={self.attention!r}")
+        self._resolve_slice(d_h)
+
+        if self.attention == "gva":
+            self.map_init = self.map_init or "scale_matched"
+            check_choice("map_init", self.map_init, ("scale_matched", "standard"))
+        else:
+            self._refuse("map_init", "only attention='gva' has maps to initialise")
+        if self.attention == "mla":
+            self.latent_dim = self.latent_dim or G * d_h
+        else:
+            self._refuse("latent_dim", "only attention='mla' has a latent")
+
+    def _resolve_slice(self, d_h: int) -> None:
+        if self.positional == "rope":
+            why = f"only positional='decoupled' has a slice (attention={self.attention!r} has 'rope')"
+            self._refuse("rope_dim", why)
+            self._refuse("rope_allocation", why)
+            check(d_h % 2 == 0, "value_head_dim", d_h, "must be even, because the whole head is rotated")
+            return
+        if self.attention == "gta":
+            check(d_h % 4 == 0, "value_head_dim", d_h, "gta rotates half of a head: must be divisible by 4")
+            self.rope_dim = d_h // 2 if self.rope_dim is None else self.rope_dim
+            check(
+                self.rope_dim == d_h // 2,
+                "rope_dim",
+                self.rope_dim,
+                f"gta has value_head_dim / 2 = {d_h // 2}",
+            )
+        self.rope_dim = 16 if self.rope_dim is None else self.rope_dim
+        check(self.rope_dim % 2 == 0, "rope_dim", self.rope_dim, "must be even: RoPE rotates pairs")
+        self.rope_allocation = self.rope_allocation or "carved"
+        allowed = ("carved", "additive") if self.attention == "gva" else ("carved",)
+        check_choice("rope_allocation", self.rope_allocation, allowed, f"attention={self.attention!r}")
+        if self.rope_allocation == "carved":
+            check(
+                self.rope_dim < d_h,
+                "rope_dim",
+                self.rope_dim,
+                f"a carved slice must be smaller than value_head_dim={d_h}; use rope_allocation='additive'",
+            )
+
+    def _resolve_rope(self, rope_scaling: dict | None) -> None:
+        """One RoPE base, whether it came as `rope_theta` or inside `rope_parameters`."""
+        parameters = copy.deepcopy(self.rope_parameters or rope_scaling or {})
+        inside = parameters.get("rope_theta")
+        if inside is not None and self.rope_theta is not None:
+            check(
+                inside == self.rope_theta,
+                "rope_theta",
+                self.rope_theta,
+                f"contradicts rope_parameters['rope_theta']={inside}; give one of them",
+            )
+        self.rope_theta = float(inside or self.rope_theta or 10000.0)
+        self.rope_parameters = {**parameters, "rope_theta": self.rope_theta}
+
+    def _refuse(self, name: str, why: str) -> None:
+        value = getattr(self, name)
+        check(value is None, name, value, why)
+
+    # ---- derived widths ----
+
+    @property
+    def content_dim(self) -> int:
+        """d_n: the width of a content key; the whole head where nothing is decoupled."""
+        if self.positional == "rope" or self.rope_allocation == "additive":
+            return self.value_head_dim
+        return self.value_head_dim - (self.rope_dim or 0)
+
+    @property
+    def score_dim(self) -> int:
+        """d_qk = d_n + d_r: the width of a query head; scores are scaled by its square root."""
+        return self.content_dim + (self.rope_dim or 0)
+
+    @property
+    def rotated_dim(self) -> int:
+        """How many dimensions of a head RoPE turns."""
+        return self.rope_dim or self.value_head_dim
+
+    @property
+    def absorbs(self) -> bool:
+        """Whether the key map can be moved into the query, so that decoding needs no content key."""
+        return self.positional == "decoupled"
+
+    @property
+    def caches_values_only(self) -> bool:
+        """Whether the cache is V alone, keys being rebuilt and rotated at each step."""
+        return self.positional == "rope" and self.attention in ("gva", "shared_kv")
+
+    # ---- presets, variants, foreign configs ----
+
+    @classmethod
+    def preset(cls, name: str, variant: str = "gva-drope-16", **overrides: Any) -> "GvaConfig":
+        """A preset size with a variant's attention; further fields override both."""
+        check_choice("preset", name, PRESETS)
+        check_choice("variant", variant, VARIANTS)
+        return cls(**{**_fit_groups(PRESETS[name], variant), **VARIANTS[variant], **overrides})
+
+    def with_variant(self, variant: str, **overrides: Any) -> "GvaConfig":
+        """The same size with another variant's attention."""
+        check_choice("variant", variant, VARIANTS)
+        names = [f.name for f in fields(GvaConfig) if f.name not in {f.name for f in fields(PreTrainedConfig)}]
+        size = {name: getattr(self, name) for name in names if name not in VARIANT_FIELDS}
+        return GvaConfig(**{**_fit_groups(size, variant), **VARIANTS[variant], **overrides})
+
+    @classmethod
+    def from_llama_like(cls, source: dict[str, Any]) -> "GvaConfig":
+        """The config of a Llama-like checkpoint (a config.json as a dict), as grouped-query attention.
+
+        Biases and key norms, which some families add, are not modelled; other architectures are refused.
+        """
+        if source.get("model_type") == "gva":
+            return cls.from_dict(dict(source))
+        for foreign in ("kv_lora_rank", "num_local_experts", "num_experts", "n_routed_experts", "ssm_cfg"):
+            if source.get(foreign):
+                raise ValueError(
+                    f"{foreign}={source[foreign]!r}: not a Llama-like checkpoint (model_type="
+                    f"{source.get('model_type')!r}); needed is dense attention with grouped key-value heads"
+                )
+        needed = (
+            "hidden_size",
+            "intermediate_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "vocab_size",
+        )
+        missing = [name for name in needed if not isinstance(source.get(name), int)]
+        if missing:
+            raise ValueError(
+                f"config.json has no {', '.join(missing)}: not a Llama-like checkpoint (model_type="
+                f"{source.get('model_type')!r})"
+            )
+        rope = source.get("rope_parameters") or {}
+        return cls(
+            **{name: source[name] for name in needed},
+            num_value_groups=source.get("num_key_value_heads") or source["num_attention_heads"],
+            value_head_dim=source.get("head_dim"),
+            max_position_embeddings=source.get("max_position_embeddings") or 2048,
+            # Only the base is taken over: the table counts, it does not rotate.
+            rope_theta=source.get("rope_theta") or rope.get("rope_theta"),
+            tie_word_embeddings=bool(source.get("tie_word_embeddings", False)),
+            attention="gqa",
+        )
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """As in transformers; unknown keys of a saved config are kept, with a warning."""
+        known = known_fields()
+        unknown = {k: v for k, v in config_dict.items() if k not in known}
+        if unknown:
+            hints = ", ".join(f"{name!r}{nearest(name, known)}" for name in unknown)
+            warnings.warn(
+                f"config.json has fields that GvaConfig does not know: {hints}; kept as they are",
+                stacklevel=2,
+            )
+        given = {k: v for k, v in config_dict.items() if k in known}
+        # Overrides go through the constructor, so that they are resolved and checked like any other value.
+        ours = {f.name for f in fields(cls)} - {"dtype"}
+        given.update({k: kwargs.pop(k) for k in list(kwargs) if k in ours})
+        loaded = super().from_dict(given, **kwargs)
+        config = loaded[0] if isinstance(loaded, tuple) else loaded
+        for name, value in unknown.items():
+            setattr(config, name, value)
+        return loaded
+
+
+def known_fields() -> set[str]:
+    """Every name that GvaConfig takes, ours and those of transformers."""
+    return {f.name for f in fields(GvaConfig)} | _TRANSFORMERS_EXTRAS
+
+
+def tensor_parallel_plan(attention: str) -> dict[str, str]:
+    """How transformers shards each projection: heads and groups split, what all heads share replicated."""
+    shared = "replicated_with_grad_allreduce"
+    projections = {
+        "mla": {
+            "latent_proj": shared,
+            "latent_norm": shared,
+            "k_rope_proj": shared,
+            "k_up_proj": "colwise",
+            "v_up_proj": "colwise",
+        },
+        "gva": {"v_proj": "colwise", "key_map": "colwise", "k_rope_proj": shared},
+        "gta": {"v_proj": "colwise", "k_rope_proj": shared},
+        "shared_kv": {"v_proj": "colwise"},
+    }.get(attention, {"k_proj": "colwise", "v_proj": "colwise"})
+    layer = {f"self_attn.{name}": style for name, style in projections.items()}
+    layer |= {"self_attn.q_proj": "colwise", "self_attn.q_norm": shared, "self_attn.o_proj": "rowwise"}
+    layer |= {"mlp.gate_proj": "colwise", "mlp.up_proj": "colwise", "mlp.down_proj": "rowwise"}
+    return {f"layers.*.{name}": style for name, style in layer.items()}
+
+
+def _fit_groups(size: dict[str, Any], variant: str) -> dict[str, Any]:
+    """mha and mqa have as many groups as their name says, whatever the size asks for."""
+    fixed = {"mha": size["num_attention_heads"], "mqa": 1}.get(VARIANTS[variant]["attention"])
+    return size if fixed is None else {**size, "num_value_groups": fixed}
+
+
+def _check_positive(name: str, value: Any) -> None:
+    ok = isinstance(value, int) and not isinstance(value, bool) and value > 0
+    check(ok, name, value, "must be a positive integer")

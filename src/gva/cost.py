@@ -1,0 +1,196 @@
+"""Counting: cache, parameters, and the FLOPs and bytes of a decode step. The one place that counts.
+
+Every function takes a GvaConfig, or anything with its fields and derived widths; nothing here loads
+transformers. What is counted is what the code of this package does: `tests/test_cost.py` holds each
+figure against real modules and real caches.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from gva.errors import check, check_choice
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
+ROW_ALIGNMENT = 16  # bytes: an fp8 row is padded so that every row can be read with 16-byte loads
+SIZE_UNITS = {"GiB": 2**30, "MiB": 2**20, "TiB": 2**40, "GB": 10**9, "MB": 10**6, "TB": 10**12, "B": 1}
+
+
+def cache_streams(config: Any) -> tuple[int, int]:
+    """Scalars per token and layer that stay in the cache: content (keys, values, latent) and positional slice."""
+    values = config.num_value_groups * config.value_head_dim
+    if config.attention in ("mha", "mqa", "gqa"):
+        return 2 * values, 0
+    if config.attention == "mla":
+        return config.latent_dim, config.rope_dim
+    return values, config.rope_dim or 0
+
+
+def cache_scalars_per_token_per_layer(config: Any) -> int:
+    return sum(cache_streams(config))
+
+
+def cache_row_bytes(config: Any, dtype: str = "bfloat16") -> int:
+    """Bytes per token and layer.
+
+    fp8 keeps the positional slice in bfloat16 and adds one float32 scale per token and group (one for MLA's
+    latent), the row padded to 16 bytes; for GQA it is FlashAttention's format, e4m3 with scales outside the rows.
+    """
+    check_choice("dtype", dtype, DTYPE_BYTES)
+    content, slice_width = cache_streams(config)
+    if dtype != "fp8":
+        return (content + slice_width) * DTYPE_BYTES[dtype]
+    if config.attention in ("mha", "mqa", "gqa"):
+        return content
+    scales = 1 if config.attention == "mla" else config.num_value_groups
+    row = content + 2 * slice_width + 4 * scales
+    return -(-row // ROW_ALIGNMENT) * ROW_ALIGNMENT
+
+
+def cache_bytes_per_token(config: Any, dtype: str = "bfloat16") -> int:
+    """Bytes per token over all layers."""
+    return config.num_hidden_layers * cache_row_bytes(config, dtype)
+
+
+def attention_parameters(config: Any) -> dict[str, int]:
+    """Weights of one attention, by the names of its projections."""
+    hidden, H, d_h = config.hidden_size, config.num_attention_heads, config.value_head_dim
+    d_n, values = config.content_dim, config.num_value_groups * config.value_head_dim
+    parts = {"q_proj": hidden * H * config.score_dim, "o_proj": H * d_h * hidden}
+    if config.query_norm:
+        parts["q_norm"] = config.score_dim
+    if config.attention == "mla":
+        latent = config.latent_dim
+        parts |= {"latent_proj": hidden * latent, "latent_norm": latent}
+        parts |= {"k_up_proj": latent * H * d_n, "v_up_proj": latent * H * d_h}
+    else:
+        parts["v_proj"] = hidden * values
+    if config.attention in ("mha", "mqa", "gqa"):
+        parts["k_proj"] = hidden * values
+    if config.attention == "gva":
+        parts["key_map"] = H * d_h * d_n
+    if config.positional == "decoupled":
+        parts["k_rope_proj"] = hidden * config.rope_dim
+    return parts
+
+
+def parameters(config: Any) -> dict[str, int]:
+    """Parameters by part, and their total; a tied embedding is counted once."""
+    layers, hidden = config.num_hidden_layers, config.hidden_size
+    table = config.vocab_size * hidden
+    parts = {
+        "embedding": table,
+        "attention": layers * sum(attention_parameters(config).values()),
+        "feed_forward": layers * 3 * hidden * config.intermediate_size,
+        "norms": (2 * layers + 1) * hidden,
+        "lm_head": 0 if config.tie_word_embeddings else table,
+    }
+    return parts | {"total": sum(parts.values())}
+
+
+@dataclass(frozen=True)
+class DecodeStep:
+    """What one token for each sequence of a batch costs at the least."""
+
+    flops: int
+    weight_bytes: int
+    cache_bytes: int
+
+    @property
+    def bytes(self) -> int:
+        return self.weight_bytes + self.cache_bytes
+
+    def seconds(self, bytes_per_second: float, flops_per_second: float) -> float:
+        """The floor: no implementation is faster on such a machine."""
+        return max(self.bytes / bytes_per_second, self.flops / flops_per_second)
+
+
+def decode_step(
+    config: Any, batch: int, context: int, dtype: str = "bfloat16", cache_dtype: str | None = None
+) -> DecodeStep:
+    """FLOPs and bytes of one decode step over `context` cached tokens, the new one among them.
+
+    Absorbed where the attention absorbs. Every weight is read once, every cached row once, and the new rows
+    are written; where keys are rebuilt (ordinary RoPE), that costs FLOPs, not bytes.
+    """
+    check_choice("dtype", dtype, ("float32", "bfloat16", "float16"))
+    check(batch > 0, "batch", batch, "must be positive")
+    check(context > 0, "context", context, "must be positive")
+    H, d_h = config.num_attention_heads, config.value_head_dim
+    weights = parameters(config)
+    if config.attention == "mla":
+        score, value = config.latent_dim + config.rope_dim, config.latent_dim
+    else:
+        score, value = d_h + (config.rope_dim or 0), d_h
+    attention = 2 * H * (score + value) * context
+    rebuilt = attention_parameters(config)["key_map"] if config.attention == "gva" and not config.absorbs else 0
+    per_token_weights = weights["attention"] - config.num_hidden_layers * rebuilt + weights["feed_forward"]
+    head = config.vocab_size * config.hidden_size
+    flops = 2 * (per_token_weights + head) + config.num_hidden_layers * (attention + 2 * rebuilt * context)
+    read = weights["total"] - (0 if config.tie_word_embeddings else weights["embedding"])
+    return DecodeStep(
+        flops=batch * flops,
+        weight_bytes=read * DTYPE_BYTES[dtype],
+        cache_bytes=batch * (context + 1) * cache_bytes_per_token(config, cache_dtype or dtype),
+    )
+
+
+def largest_batch(
+    config: Any, context: int, memory: int, dtype: str = "bfloat16", cache_dtype: str | None = None
+) -> int:
+    """How many sequences of `context` tokens fit beside the weights in `memory` bytes; activations not counted."""
+    check(context > 0, "context", context, "must be positive")
+    free = memory - parameters(config)["total"] * DTYPE_BYTES[dtype]
+    return max(0, free // (context * cache_bytes_per_token(config, cache_dtype or dtype)))
+
+
+def table(
+    config: Any,
+    variants: Iterable[str],
+    context: int | None = None,
+    memory: int | None = None,
+    batch: int = 1,
+    dtype: str = "bfloat16",
+    cache_dtype: str | None = None,
+) -> list[dict[str, Any]]:
+    """One row per variant of the config's size; savings are against `gqa` of that size."""
+    rows = []
+    gqa = cache_row_bytes(config.with_variant("gqa"), cache_dtype or dtype)
+    for variant in variants:
+        try:
+            alternative = config.with_variant(variant)
+        except ValueError as error:  # a head too narrow for a slice, say: the row tells instead of vanishing
+            rows.append({"variant": variant, "error": str(error)})
+            continue
+        row_bytes = cache_row_bytes(alternative, cache_dtype or dtype)
+        row: dict[str, Any] = {
+            "variant": variant,
+            "cache_scalars_per_token_per_layer": cache_scalars_per_token_per_layer(alternative),
+            "cache_bytes_per_token": cache_bytes_per_token(alternative, cache_dtype or dtype),
+            "cache_saved_against_gqa": 1 - row_bytes / gqa,
+            "parameters": parameters(alternative)["total"],
+            "parameters_by_part": parameters(alternative),
+        }
+        if context is not None:
+            step = decode_step(alternative, batch, context, dtype, cache_dtype)
+            row |= {
+                "context": context,
+                "batch": batch,
+                "decode_flops": step.flops,
+                "decode_bytes": step.bytes,
+            }
+            if memory is not None:
+                row["largest_batch"] = largest_batch(alternative, context, memory, dtype, cache_dtype)
+        rows.append(row)
+    return rows
+
+
+def parse_size(text: str) -> int:
+    """Bytes of a size such as '80GiB', '512 MB' or '1000000'."""
+    text = text.strip()
+    unit = next((u for u in SIZE_UNITS if text.endswith(u)), "")
+    try:
+        return int(float(text.removesuffix(unit)) * SIZE_UNITS.get(unit, 1))
+    except ValueError:
+        units = ", ".join(SIZE_UNITS)
+        raise ValueError(f"size {text!r}: must be a number, with or without one of {units}") from None

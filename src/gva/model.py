@@ -1,0 +1,246 @@
+"""The HuggingFace model: a pre-norm decoder with SwiGLU, whose attention is a choice in the config."""
+
+import os
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    Cache,
+    DynamicCache,
+    GenerationMixin,
+    PreTrainedModel,
+)
+from transformers import initialization as hf_init
+from transformers.masking_utils import create_causal_mask
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
+
+from gva.attention import Attention, build
+from gva.attention.init import draw, weight_std
+from gva.attention.rope import tables
+from gva.checkpoint import publish, staging_folder, verify_folder
+from gva.config import GvaConfig
+
+
+class FeedForward(nn.Module):
+    def __init__(self, config: GvaConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class DecoderLayer(GradientCheckpointingLayer):
+    def __init__(self, config: GvaConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.self_attn = build(config, layer_idx)
+        self.mlp = FeedForward(config)
+        self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+    def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:
+        attended, _ = self.self_attn(self.input_layernorm(hidden_states), **kwargs)
+        hidden_states = hidden_states + attended
+        return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
+
+
+class GvaPreTrainedModel(PreTrainedModel):
+    config: GvaConfig
+    config_class = GvaConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["DecoderLayer"]  # noqa: RUF012 - as transformers declares it
+    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+    _supports_sdpa = True
+    _supports_attention_backend = True
+    # Absorbed scores are d_h + d_r wide, values d_h: flash kernels want one width.
+    _supports_flash_attn = False
+    _supports_flex_attn = False
+    _can_compile_fullgraph = True
+    _can_record_outputs = {"hidden_states": DecoderLayer, "attentions": Attention}  # noqa: RUF012
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Draw each matrix by its name, so that variants under one seed start alike wherever they can.
+
+        The model takes one number off the global generator and derives the rest from it and from names.
+        """
+        if isinstance(module, nn.RMSNorm):
+            hf_init.ones_(module.weight)
+        elif isinstance(module, nn.Linear | nn.Embedding):
+            state = self.__dict__.setdefault("_init_state", {})
+            if not state:
+                state["seed"] = int(torch.randint(2**62, (), device="cpu"))
+                state["names"] = {id(m): name for name, m in self.named_modules()}
+            # A module that came later (resized embeddings) has no name yet; its place in the class serves.
+            name = state["names"].get(id(module), type(module).__name__)
+            if module.weight.device.type == "meta":
+                return
+            std = weight_std(self.config, name.rsplit(".", 1)[-1])
+            hf_init.copy_(module.weight, draw(state["seed"], name, module.weight, std))
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
+        """As in transformers; a local folder is first checked for missing and truncated shards."""
+        if pretrained_model_name_or_path is not None and os.path.isdir(pretrained_model_name_or_path):
+            verify_folder(os.path.join(pretrained_model_name_or_path, kwargs.get("subfolder", "")))
+        return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        """As in transformers, but the files appear only once all of them are written."""
+        with staging_folder(save_directory) as staging:
+            super().save_pretrained(staging, *args, **kwargs)
+            publish(staging, save_directory)
+
+
+class GvaModel(GvaPreTrainedModel):
+    def __init__(self, config: GvaConfig) -> None:
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(DecoderLayer(config, i) for i in range(config.num_hidden_layers))
+        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        attention_form: str | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPast:
+        """`attention_form`: 'expanded' or 'absorbed' for attentions that have both; None takes the cheaper.
+
+        Without an attention mask, position_ids that start again mark packed documents, which then do not see
+        one another.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give exactly one of input_ids and inputs_embeds")
+        if inputs_embeds is None:
+            inputs_embeds = self.embed_tokens(input_ids)
+        held = past_key_values
+        if use_cache and held is None:
+            past_key_values = DynamicCache(config=self.config)
+        past = 0 if held is None else held.get_seq_length()
+        self._check_length(inputs_embeds.shape[1], past, held)
+        # A sum makes a copy: a static cache counts its length in a tensor that `update` then changes.
+        slots = (torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device) + past)[None]
+        position_ids = slots if position_ids is None else position_ids
+        mask = create_causal_mask(
+            config=self.config,
+            inputs_embeds=inputs_embeds,
+            attention_mask=attention_mask,
+            past_key_values=held,  # not a cache made here: with one, packed documents would go unnoticed
+            position_ids=position_ids,
+        )
+        # Keys rebuilt from cached values are rotated by cache slot, so their queries must be too.
+        by_slot = self.config.caches_values_only and past_key_values is not None
+        position_embeddings = tables(self.config, slots if by_slot else position_ids, inputs_embeds.dtype)
+        hidden_states = inputs_embeds
+        for layer in self.layers:
+            hidden_states = layer(
+                hidden_states,
+                position_embeddings=position_embeddings,
+                attention_mask=mask,
+                past_key_values=past_key_values,
+                attention_form=attention_form,
+                **kwargs,
+            )
+        return BaseModelOutputWithPast(last_hidden_state=self.norm(hidden_states), past_key_values=past_key_values)
+
+    def _check_length(self, queries: int, past: Any, cache: Cache | None) -> None:
+        """Refuse what the context cannot hold, judged from shapes alone so that no device is waited for."""
+        limit = self.config.max_position_embeddings
+        if isinstance(past, int) and past + queries > limit:
+            raise ValueError(
+                f"input_ids: {queries} tokens after {past} cached ones exceed max_position_embeddings={limit}"
+            )
+        capacity = -1 if cache is None else cache.get_max_length()
+        if 0 < capacity < queries:
+            raise ValueError(f"past_key_values: a static cache of {capacity} tokens cannot take {queries}")
+        if capacity > limit:
+            raise ValueError(
+                f"past_key_values: a static cache of {capacity} tokens exceeds max_position_embeddings={limit}"
+            )
+
+
+class GvaForCausalLM(GvaPreTrainedModel, GenerationMixin):
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
+    _tp_plan = {"lm_head": "colwise_gather_output"}  # noqa: RUF012
+
+    def __init__(self, config: GvaConfig) -> None:
+        super().__init__(config)
+        self.model = GvaModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        attention_form: str | None = None,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            attention_form=attention_form,
+            **kwargs,
+        )
+        keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(outputs.last_hidden_state[:, keep])
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+        return CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+    def _prepare_generated_length(self, generation_config: Any, *args: Any, **kwargs: Any) -> Any:
+        """Refuse a length past the context before the first token, not after the last that fits."""
+        prepared = super()._prepare_generated_length(generation_config, *args, **kwargs)
+        limit = self.config.max_position_embeddings
+        if prepared.max_length is not None and prepared.max_length > limit:
+            raise ValueError(
+                f"max_length={prepared.max_length} (prompt and new tokens) exceeds max_position_embeddings={limit}"
+            )
+        return prepared
+
+    def _get_static_cache_init_shape(self) -> None:
+        """A static cache takes its shapes from the first update: keys and values differ in width here."""
+        return
+
+
+AutoConfig.register(GvaConfig.model_type, GvaConfig, exist_ok=True)
+AutoModel.register(GvaConfig, GvaModel, exist_ok=True)
+AutoModelForCausalLM.register(GvaConfig, GvaForCausalLM, exist_ok=True)

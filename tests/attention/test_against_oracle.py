@@ -1,0 +1,86 @@
+"""Every attention against the numpy implementation: as a whole, and token by token on its cache."""
+
+import numpy as np
+import pytest
+import torch
+from models import DECOUPLED, tiny_config
+from oracle import attend_all, decode_gva
+from transformers import DynamicCache
+
+from gva import VARIANTS
+from gva.attention import build
+from gva.attention.rope import tables
+
+T = 13
+
+
+def module_and_weights(config):
+    config._attn_implementation = "sdpa"
+    module = build(config, 0).double().eval()
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    weights = {n.removesuffix(".weight"): p.detach().numpy().T for n, p in module.named_parameters()}
+    return module, weights
+
+
+def run(module, config, x, form=None, cached=False):
+    cache = DynamicCache(config=config) if cached else None
+    outputs, steps = [], range(T) if cached else [slice(0, T)]
+    for step in steps:
+        part = x[:, step : step + 1] if cached else x
+        positions = torch.arange(T)[None, step : step + 1] if cached else torch.arange(T)[None]
+        with torch.no_grad():
+            out, _ = module(
+                part, tables(config, positions, x.dtype), past_key_values=cache, attention_form=form, attention_mask=None
+            )
+        outputs.append(out)
+    return torch.cat(outputs, 1)[0].numpy()
+
+
+def expected(config, x, weights):
+    d_r = config.rope_dim or 0
+    kind = "gqa" if config.attention in ("mha", "mqa") else config.attention
+    arguments = {
+        "H": config.num_attention_heads,
+        "G": config.num_value_groups,
+        "d_h": config.value_head_dim,
+        "d_n": config.content_dim,
+        "d_r": d_r,
+        "theta": config.rope_theta,
+        "q_gain": weights.get("q_norm"),
+    }
+    if kind == "gva" and d_r:
+        out = decode_gva(x[0].numpy(), weights, **arguments)
+    else:
+        out = attend_all(x[0].numpy(), weights, kind=kind, **arguments)
+    return out @ weights["o_proj"]
+
+
+@pytest.mark.parametrize("cached", [False, True], ids=["whole", "step-by-step"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_equals_numpy(variant, cached):
+    config = tiny_config(variant)
+    module, weights = module_and_weights(config)
+    x = torch.randn(1, T, config.hidden_size, dtype=torch.float64)
+    np.testing.assert_allclose(run(module, config, x, cached=cached), expected(config, x, weights), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("form", ["expanded", "absorbed"])
+@pytest.mark.parametrize("variant", DECOUPLED)
+def test_both_forms_equal_numpy(variant, form):
+    config = tiny_config(variant)
+    module, weights = module_and_weights(config)
+    x = torch.randn(1, T, config.hidden_size, dtype=torch.float64)
+    np.testing.assert_allclose(run(module, config, x, form), expected(config, x, weights), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("allocation", ["carved", "additive"])
+@pytest.mark.parametrize("query_norm", [False, True])
+def test_gva_options_equal_algorithm_1(allocation, query_norm):
+    config = tiny_config("gva-drope-16", rope_allocation=allocation, query_norm=query_norm, rope_theta=100.0)
+    module, weights = module_and_weights(config)
+    x = torch.randn(1, T, config.hidden_size, dtype=torch.float64)
+    want = expected(config, x, weights)
+    for form in ("expanded", "absorbed"):
+        np.testing.assert_allclose(run(module, config, x, form), want, rtol=0, atol=1e-10)
+        np.testing.assert_allclose(run(module, config, x, form, cached=True), want, rtol=0, atol=1e-10)

@@ -1,0 +1,69 @@
+"""Frequencies against transformers' own, and the one property that matters: only differences of positions count."""
+
+import pytest
+import torch
+from models import tiny_config
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from gva.attention.rope import frequencies, rotate, tables
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"rope_type": "linear", "factor": 3.0},
+        YARN,
+        {**YARN, "attention_factor": 1.5},
+        {**YARN, "beta_fast": 16, "beta_slow": 2, "truncate": False},
+        {**YARN, "mscale": 0.7, "mscale_all_dim": 0.5},
+    ],
+    ids=["linear", "yarn", "yarn-factor", "yarn-betas", "yarn-mscale"],
+)
+@pytest.mark.parametrize("variant", ["gqa", "gva-drope-24"])
+def test_frequencies_equal_those_of_transformers(variant, parameters):
+    config = tiny_config(variant, rope_parameters=parameters, rope_theta=500.0)
+    llama = LlamaConfig(
+        head_dim=config.rotated_dim,
+        max_position_embeddings=config.max_position_embeddings,
+        rope_parameters={**parameters, "rope_theta": 500.0},
+    )
+    want, factor = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](llama)
+    got, got_factor = frequencies(config)
+    torch.testing.assert_close(got, want)
+    assert got_factor == pytest.approx(factor)
+
+
+def test_default_frequencies_are_powers_of_the_base():
+    inverse, factor = frequencies(tiny_config("gva-drope-16", rope_theta=100.0), dtype=torch.float64)
+    assert factor == 1.0
+    assert inverse.tolist() == pytest.approx([100.0 ** (-2 * i / 16) for i in range(8)])
+
+
+@pytest.mark.parametrize("shift", [1, 50])
+def test_scores_depend_on_differences_of_positions(shift):
+    config = tiny_config("gva-drope-16")
+    q, k = torch.randn(2, 1, 1, 9, 16, dtype=torch.float64)
+    positions = torch.arange(9)[None]
+
+    def scores(positions):
+        embeddings = tables(config, positions, torch.float64)
+        return rotate(q, embeddings) @ rotate(k, embeddings).mT
+
+    torch.testing.assert_close(scores(positions), scores(positions + shift), rtol=0, atol=1e-12)
+
+
+def test_the_yarn_attention_factor_scales_both_sides_of_a_score():
+    plain = tiny_config("gva-drope-16", rope_parameters={**YARN, "attention_factor": 1.0})
+    scaled = tiny_config("gva-drope-16", rope_parameters={**YARN, "attention_factor": 2.0})
+    x = torch.randn(1, 1, 5, 16, dtype=torch.float64)
+    positions = torch.arange(5)[None]
+    a, b = (rotate(x, tables(c, positions, torch.float64)) for c in (plain, scaled))
+    torch.testing.assert_close(2 * a, b)
+
+
+def test_low_precision_models_keep_exact_angles():
+    cos, _ = tables(tiny_config("gqa"), torch.arange(100)[None], torch.bfloat16)
+    assert cos.dtype == torch.float32

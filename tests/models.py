@@ -1,0 +1,36 @@
+"""Toy models that tests share: small enough for a blink, wide enough for every variant."""
+
+import torch
+
+from gva import GvaConfig, GvaForCausalLM
+
+SIZE = {
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_value_groups": 2,
+    "value_head_dim": 32,
+    "max_position_embeddings": 128,
+}
+DECOUPLED = ["mla", "gva-drope-24", "gva-drope-16", "gta"]
+
+
+def tiny_config(variant: str, **overrides) -> GvaConfig:
+    return GvaConfig.preset("demo", variant=variant, **{**_size(variant), **overrides})
+
+
+def tiny_model(variant: str, dtype: torch.dtype = torch.float64, seed: int = 0, std: float = 0.2, **overrides):
+    """Weights are drawn wider than in training, so that greedy tokens vary and mistakes show."""
+    torch.manual_seed(seed)
+    return GvaForCausalLM(tiny_config(variant, initializer_range=std, **overrides)).to(dtype).eval()
+
+
+def tokens(*shape: int) -> torch.Tensor:
+    return torch.randint(1, SIZE["vocab_size"], shape)
+
+
+def _size(variant: str) -> dict:
+    groups = {"mha": SIZE["num_attention_heads"], "mqa": 1}.get(variant, SIZE["num_value_groups"])
+    return {**SIZE, "num_value_groups": groups}
