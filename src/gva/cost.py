@@ -116,20 +116,20 @@ def decode_step(
     check_choice("dtype", dtype, ("float32", "bfloat16", "float16"))
     check(batch > 0, "batch", batch, "must be positive")
     check(context > 0, "context", context, "must be positive")
-    H, d_h = config.num_attention_heads, config.value_head_dim
-    weights = parameters(config)
+    weights, layers, d_h = parameters(config), config.num_hidden_layers, config.value_head_dim
     if config.attention == "mla":
         score, value = config.latent_dim + config.rope_dim, config.latent_dim
+    elif config.attention == "gta":  # keys are a view of the values: the unabsorbed score is free, and narrower
+        score, value = config.score_dim, d_h
     else:
         score, value = d_h + (config.rope_dim or 0), d_h
-    attention = 2 * H * (score + value) * context
-    rebuilt = attention_parameters(config)["key_map"] if config.attention == "gva" and not config.absorbs else 0
-    per_token_weights = weights["attention"] - config.num_hidden_layers * rebuilt + weights["feed_forward"]
-    head = config.vocab_size * config.hidden_size
-    flops = 2 * (per_token_weights + head) + config.num_hidden_layers * (attention + 2 * rebuilt * context)
+    matrices = {name: size for name, size in attention_parameters(config).items() if not name.endswith("_norm")}
+    rebuilding = 0 if config.absorbs else matrices.pop("key_map", 0)
+    per_cached_token = layers * (config.num_attention_heads * (score + value) + rebuilding)
+    per_new_token = layers * sum(matrices.values()) + weights["feed_forward"] + config.vocab_size * config.hidden_size
     read = weights["total"] - (0 if config.tie_word_embeddings else weights["embedding"])
     return DecodeStep(
-        flops=batch * flops,
+        flops=2 * batch * (per_new_token + per_cached_token * context),
         weight_bytes=read * DTYPE_BYTES[dtype],
         cache_bytes=batch * (context + 1) * cache_bytes_per_token(config, cache_dtype or dtype),
     )

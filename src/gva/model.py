@@ -68,25 +68,26 @@ class GvaPreTrainedModel(PreTrainedModel):
     _can_compile_fullgraph = True
     _can_record_outputs = {"hidden_states": DecoderLayer, "attentions": Attention}  # noqa: RUF012
 
+    def __init__(self, config: GvaConfig) -> None:
+        super().__init__(config)
+        # Taken before any module is built: torch draws weights of its own there, as many as the variant has.
+        self._init_seed = int(torch.randint(2**62, (), device="cpu"))
+        self._init_names: dict[int, str] = {}
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Draw each matrix by its name, so that variants under one seed start alike wherever they can.
-
-        The model takes one number off the global generator and derives the rest from it and from names.
-        """
+        """Draw each matrix by its name, so that variants under one seed start alike wherever they can."""
         if isinstance(module, nn.RMSNorm):
             hf_init.ones_(module.weight)
         elif isinstance(module, nn.Linear | nn.Embedding):
-            state = self.__dict__.setdefault("_init_state", {})
-            if not state:
-                state["seed"] = int(torch.randint(2**62, (), device="cpu"))
-                state["names"] = {id(m): name for name, m in self.named_modules()}
-            # A module that came later (resized embeddings) has no name yet; its place in the class serves.
-            name = state["names"].get(id(module), type(module).__name__)
             if module.weight.device.type == "meta":
                 return
+            if not self._init_names:
+                self._init_names = {id(m): name for name, m in self.named_modules()}
+            # A module that came later (resized embeddings) has no name here; its class stands in.
+            name = self._init_names.get(id(module), type(module).__name__)
             std = weight_std(self.config, name.rsplit(".", 1)[-1])
-            hf_init.copy_(module.weight, draw(state["seed"], name, module.weight, std))
+            hf_init.copy_(module.weight, draw(self._init_seed, name, module.weight, std))
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
