@@ -5,7 +5,7 @@ import torch
 from gva import GvaConfig, GvaForCausalLM
 
 SIZE = {
-    "vocab_size": 97,
+    "vocab_size": 98,
     "hidden_size": 64,
     "intermediate_size": 96,
     "num_hidden_layers": 2,

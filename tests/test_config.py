@@ -4,9 +4,9 @@ import json
 import warnings
 
 import pytest
-from models import tiny_config
 
 from gva import PRESETS, VARIANTS, GvaConfig
+from models import tiny_config
 
 pytestmark = pytest.mark.hf
 
@@ -65,7 +65,10 @@ def test_widths():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"hidden_size": 96, "num_attention_heads": 6, "num_value_groups": 4}, r"num_value_groups=4: must divide num_attention_heads=6"),
+        (
+            {"hidden_size": 96, "num_attention_heads": 6, "num_value_groups": 4},
+            r"num_value_groups=4: must divide num_attention_heads=6",
+        ),
         ({"rope_dim": 15}, r"rope_dim=15: must be even"),
         ({"rope_dim": 64}, r"rope_dim=64: a carved slice must be smaller than value_head_dim=64.*additive"),
         ({"rope_dim": 80}, r"rope_dim=80: a carved slice must be smaller"),
@@ -73,7 +76,10 @@ def test_widths():
         ({"positional": "rotary"}, r"positional='rotary': must be one of \['decoupled', 'rope'\]"),
         ({"attention": "gqa", "positional": "decoupled"}, r"positional='decoupled': must be one of \['rope'\]"),
         ({"attention": "mla", "positional": "rope"}, r"positional='rope': must be one of \['decoupled'\]"),
-        ({"attention": "mla", "rope_allocation": "additive"}, r"rope_allocation='additive': must be one of \['carved'\]"),
+        (
+            {"attention": "mla", "rope_allocation": "additive"},
+            r"rope_allocation='additive': must be one of \['carved'\]",
+        ),
         ({"map_init": "xavier"}, r"map_init='xavier': must be one of"),
         ({"attention": "gqa", "map_init": "standard"}, r"map_init='standard': only attention='gva'"),
         ({"attention": "gqa", "rope_dim": 16}, r"rope_dim=16: only positional='decoupled'"),

@@ -5,11 +5,11 @@ import sys
 
 import pytest
 import torch
-from models import tiny_config, tiny_model, tokens
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import DynamicCache
 
 from gva import PRESETS, VARIANTS, GvaConfig, GvaForCausalLM, cost
+from models import tiny_config, tiny_model, tokens
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -104,7 +104,9 @@ def test_a_row_that_cannot_be_had_says_why():
     assert rows[1]["cache_saved_against_gqa"] == 0
 
 
-@pytest.mark.parametrize(("text", "size"), [("80GiB", 80 * 2**30), ("1.5 GB", 1_500_000_000), ("512", 512), ("4MiB", 4 << 20)])
+@pytest.mark.parametrize(
+    ("text", "size"), [("80GiB", 80 * 2**30), ("1.5 GB", 1_500_000_000), ("512", 512), ("4MiB", 4 << 20)]
+)
 def test_sizes(text, size):
     assert cost.parse_size(text) == size
 

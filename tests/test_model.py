@@ -6,11 +6,11 @@ import sys
 
 import pytest
 import torch
-from models import tiny_config, tiny_model, tokens
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, StaticCache
 
 from gva import VARIANTS, GvaForCausalLM, cost
 from gva.diagnostics import cache_scalars_per_token_per_layer
+from models import tiny_config, tiny_model, tokens
 
 pytestmark = pytest.mark.hf
 SCALARS = {"mha": 256, "mqa": 64, "gqa": 128, "mla": 80, "gva-drope-24": 88, "gva-drope-16": 80, "gta": 80}
@@ -38,7 +38,9 @@ def test_a_static_cache_gives_the_same_logits(variant):
     cache = StaticCache(config=model.config, max_cache_len=32)
     with torch.no_grad():
         whole = model(ids, use_cache=False).logits
-        parts = [model(ids[:, a:b], past_key_values=cache).logits for a, b in ((0, 7), (7, 9), (9, 10), (10, 11), (11, 12))]
+        parts = [
+            model(ids[:, a:b], past_key_values=cache).logits for a, b in ((0, 7), (7, 9), (9, 10), (10, 11), (11, 12))
+        ]
     assert (torch.cat(parts, 1) - whole).abs().max() < 1e-10
 
 

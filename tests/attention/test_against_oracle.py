@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from models import DECOUPLED, tiny_config
-from oracle import attend_all, decode_gva
 from transformers import DynamicCache
 
 from gva import VARIANTS
 from gva.attention import build
 from gva.attention.rope import tables
+from models import DECOUPLED, tiny_config
+from oracle import attend_all, decode_gva
 
 T = 13
 
@@ -31,7 +31,11 @@ def run(module, config, x, form=None, cached=False):
         positions = torch.arange(T)[None, step : step + 1] if cached else torch.arange(T)[None]
         with torch.no_grad():
             out, _ = module(
-                part, tables(config, positions, x.dtype), past_key_values=cache, attention_form=form, attention_mask=None
+                part,
+                tables(config, positions, x.dtype),
+                past_key_values=cache,
+                attention_form=form,
+                attention_mask=None,
             )
         outputs.append(out)
     return torch.cat(outputs, 1)[0].numpy()

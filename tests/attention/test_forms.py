@@ -4,12 +4,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from models import DECOUPLED, tiny_config, tiny_model, tokens
 from transformers import DynamicCache
 
 from gva import VARIANTS, GvaConfig, GvaForCausalLM
 from gva.attention import build
 from gva.attention.rope import tables
+from models import DECOUPLED, tiny_config, tiny_model, tokens
 
 
 def gradients(model, ids, form):

@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
-from models import tiny_config
 
 from gva import VARIANTS, GvaConfig, GvaForCausalLM
 from gva.diagnostics import qk_scales
+from models import tiny_config
 
 MATCHED = ["gva-scale-matched", "gva-variance-fixed", "gva-drope-24", "gva-drope-16"]
 

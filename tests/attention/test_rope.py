@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from models import tiny_config
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from gva.attention.rope import frequencies, rotate, tables
+from models import tiny_config
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 

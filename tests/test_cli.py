@@ -1,0 +1,115 @@
+"""The command line: tables and JSON, and errors that name what was meant."""
+
+import json
+
+import pytest
+
+from gva import VARIANTS, demo
+from gva.cli import main
+from models import tiny_model
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+}
+
+
+def rows(capsys, *arguments):
+    assert main(["cost", *arguments, "--json"]) == 0
+    return {row["variant"]: row for row in json.loads(capsys.readouterr().out)}
+
+
+def test_json_of_a_preset(capsys):
+    table = rows(capsys, "--preset", "paper-350m", "--context", "32768", "--memory", "80GiB")
+    assert list(table) == list(VARIANTS)
+    gva, gqa = table["gva-drope-16"], table["gqa"]
+    assert gva["cache_scalars_per_token_per_layer"] == 272
+    assert gva["cache_bytes_per_token"] == 24 * 2 * 272
+    assert gva["parameters"] == sum(v for k, v in gva["parameters_by_part"].items() if k != "total")
+    assert gva["largest_batch"] / gqa["largest_batch"] > 1.85
+    assert gva["decode_bytes"] < gqa["decode_bytes"]
+
+
+def test_table_of_a_foreign_checkpoint(capsys, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    for path in (tmp_path, tmp_path / "config.json"):
+        table = rows(capsys, str(path))
+        assert table["gqa"]["parameters"] == 8_030_261_248  # Llama 3.1 8B
+        assert table["gqa"]["cache_bytes_per_token"] == 32 * 2 * 2 * 8 * 128
+        assert table["gva-drope-16"]["cache_scalars_per_token_per_layer"] == 8 * 128 + 16
+    assert main(["cost", str(tmp_path), "--variants", "gqa,gva-drope-16", "--cache-dtype", "fp8"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3
+    assert lines[0].startswith("variant")
+
+
+def test_table_of_our_own_checkpoint(capsys, tmp_path):
+    tiny_model("mla").save_pretrained(tmp_path)
+    assert rows(capsys, str(tmp_path))["mla"]["cache_scalars_per_token_per_layer"] == 80
+
+
+def test_fields_of_a_preset_can_be_changed(capsys):
+    assert (
+        rows(capsys, "--preset", "small", "--set", "num_value_groups=4")["gqa"]["cache_scalars_per_token_per_layer"]
+        == 512
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["cost"], "give either a checkpoint or --preset"),
+        (
+            ["cost", "--preset", "smal"],
+            "preset='smal': must be one of ['demo', 'small', 'paper-350m']; did you mean 'small'?",
+        ),
+        (["cost", "--preset", "small", "--variants", "gqaa"], "--variants='gqaa'"),
+        (["cost", "--preset", "small", "--set", "rope_theata=4"], "no field 'rope_theata'; did you mean 'rope_theta'?"),
+        (["cost", "--preset", "small", "--set", "rope_theta"], "must be FIELD=VALUE"),
+        (["cost", "--preset", "small", "--memory", "80GiB"], "needs --context"),
+        (["cost", "--preset", "small", "--context", "-1"], "context=-1: must be positive"),
+        (["cost", "/nowhere"], "/nowhere: no such file"),
+    ],
+)
+def test_bad_arguments_are_named(capsys, arguments, message):
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert not captured.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["cost", "--prset", "small"], "unknown argument --prset; did you mean '--preset'?"),
+        (["cost", "--preset", "small", "--memory", "80 gigs"], "size '80 gigs': must be a number"),
+        (["cots"], "invalid choice: 'cots'"),
+    ],
+)
+def test_misspelt_options_are_named(capsys, arguments, message):
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"model_type": "mamba"}'])
+def test_a_config_that_is_none_is_refused(capsys, tmp_path, content):
+    (tmp_path / "config.json").write_text(content)
+    assert main(["cost", str(tmp_path)]) == 2
+    assert "gva cost:" in capsys.readouterr().err
+
+
+def test_the_demo_checks_what_it_shows(capsys, monkeypatch):
+    assert main(["demo"]) == 0
+    shown = capsys.readouterr().out
+    for variant in VARIANTS:
+        assert shown.count(f"{variant} ") >= 2
+    monkeypatch.setattr(demo, "TOLERANCE", 0.0)
+    assert main(["demo"]) == 1
+    assert "FAILED" in capsys.readouterr().out

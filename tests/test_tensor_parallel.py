@@ -1,0 +1,39 @@
+"""Two gloo ranks: heads and groups sharded, the positional key and the latent replicated."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from models import tiny_model, tokens
+
+pytestmark = pytest.mark.hf
+PER_RANK = {"gqa": 2 * 32, "mla": 64 + 16, "gva-drope-16": 32 + 16, "gva-variance-fixed": 32}
+
+
+@pytest.mark.parametrize("variant", PER_RANK)
+def test_two_ranks_equal_one_device(tmp_path, variant):
+    model, ids = tiny_model(variant), tokens(2, 9)
+    model.save_pretrained(tmp_path)
+    with torch.no_grad():
+        expected = {
+            "ids": ids,
+            "logits": model(ids).logits,
+            "tokens": model.generate(ids, max_new_tokens=6, do_sample=False, pad_token_id=0),
+            "scalars": PER_RANK[variant],
+        }
+    torch.save(expected, tmp_path / "expected.pt")
+    worker = Path(__file__).with_name("tensor_parallel_worker.py")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(worker)]
+    run = subprocess.run(
+        [*command, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert "tensor parallel: equal" in run.stdout
