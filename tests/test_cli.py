@@ -73,6 +73,9 @@ def test_fields_of_a_preset_can_be_changed(capsys):
         (["cost", "--preset", "small", "--set", "rope_theta"], "must be FIELD=VALUE"),
         (["cost", "--preset", "small", "--memory", "80GiB"], "needs --context"),
         (["cost", "--preset", "small", "--context", "-1"], "context=-1: must be positive"),
+        (["cost", "--preset", "small", "--batch", "0"], "batch=0: must be positive"),
+        (["cost", "--preset", "small", "--set", "rope_dim=8"], "'rope_dim': is what a variant sets"),
+        (["cost", "--preset", "small", "--set", 'rope_parameters={"rope_type":"linear"}'], "rope_parameters="),
         (["cost", "/nowhere"], "/nowhere: no such file"),
     ],
 )
@@ -88,7 +91,9 @@ def test_bad_arguments_are_named(capsys, arguments, message):
     [
         (["cost", "--prset", "small"], "unknown argument --prset; did you mean '--preset'?"),
         (["cost", "--preset", "small", "--memory", "80 gigs"], "size '80 gigs': must be a number"),
-        (["cots"], "invalid choice: 'cots'"),
+        (["cots"], "'cots' is none of cost, "),
+        (["cots"], "did you mean 'cost'?"),
+        (["cost", "--preset", "small", "--dtype", "bfloat61"], "did you mean 'bfloat16'?"),
     ],
 )
 def test_misspelt_options_are_named(capsys, arguments, message):

@@ -5,8 +5,8 @@ import warnings
 
 import pytest
 
-from gva import PRESETS, VARIANTS, GvaConfig
-from models import tiny_config
+from gva import PRESETS, VARIANTS, GvaConfig, GvaForCausalLM
+from models import tiny_config, tiny_model
 
 pytestmark = pytest.mark.hf
 
@@ -93,6 +93,10 @@ def test_widths():
         ({"hidden_size": 1000}, r"hidden_size=1000: must be divisible by num_attention_heads=16"),
         ({"rope_parameters": {"rope_type": "llama3", "factor": 2.0}}, r"rope_type.*'llama3': must be one of"),
         ({"rope_theta": 1.0, "rope_parameters": {"rope_theta": 2.0}}, r"rope_theta=1.0: contradicts"),
+        ({"rope_theta": 0}, r"rope_theta=0: must be positive"),
+        ({"rope_theta": -5.0}, r"rope_theta=-5.0: must be positive"),
+        ({"rope_parameters": {"rope_type": "linear"}}, r"rope_parameters=.*factor"),
+        ({"query_norm": "False"}, r"query_norm='False': must be True or False"),
     ],
 )
 def test_bad_fields_are_refused_by_name(fields, message):
@@ -123,6 +127,21 @@ def test_overrides_while_loading_are_checked(tmp_path):
     assert GvaConfig.from_pretrained(tmp_path, rope_dim=8).content_dim == 24
     with pytest.raises(ValueError, match="rope_dim=7"):
         GvaConfig.from_pretrained(tmp_path, rope_dim=7)
+
+
+def test_another_rope_base_can_be_given_while_loading(tmp_path):
+    config = GvaConfig.preset("demo")
+    config.save_pretrained(tmp_path)
+    for override in ({"rope_theta": 5e5}, {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}):
+        for changed in (GvaConfig.from_pretrained(tmp_path, **override), config.with_variant("mla", **override)):
+            assert changed.rope_theta == changed.rope_parameters["rope_theta"] == 5e5
+
+
+def test_a_misspelt_field_while_loading_names_the_nearest(tmp_path):
+    tiny_model("gqa").save_pretrained(tmp_path)
+    for load in (GvaConfig.from_pretrained, GvaForCausalLM.from_pretrained):
+        with pytest.raises(TypeError, match=r"no field 'rope_thta'; did you mean 'rope_theta'"):
+            load(tmp_path, rope_thta=8.0)
 
 
 def test_the_callers_rope_parameters_are_left_alone():

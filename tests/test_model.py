@@ -1,6 +1,7 @@
 """The HuggingFace model: caches of the paper's size, saving and loading, packing, checkpointing, bad input."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -90,6 +91,42 @@ def test_saving_over_an_older_checkpoint_leaves_no_stale_shard(tmp_path):
     assert torch.equal(loaded.lm_head.weight, other.lm_head.weight)
 
 
+def test_saving_touches_only_what_it_replaces(tmp_path):
+    """A rank that is not the main one writes nothing; another weight variant and a user's own files stay."""
+    model = tiny_model("gva-drope-16", torch.float32)
+    model.save_pretrained(tmp_path, max_shard_size="60KB")
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    model.save_pretrained(tmp_path, is_main_process=False, save_function=lambda *a, **k: None)
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+    (tmp_path / "model_ema.safetensors").write_text("mine")
+    model.save_pretrained(tmp_path, variant="other")
+    assert before.keys() <= {p.name for p in tmp_path.iterdir()}
+    assert (tmp_path / "model_ema.safetensors").read_text() == "mine"
+
+
+def test_a_save_torn_by_a_kill_does_not_load(tmp_path, monkeypatch):
+    """Killed at any of its moves, an overwriting save leaves the old weights, the new ones, or a clear error."""
+    old, new = (tiny_model("gva-drope-16", torch.float32, seed=s) for s in (0, 1))
+    real, moves = os.replace, [0]
+
+    def killed(source, target):
+        moves[0] -= 1
+        if moves[0] < 0:
+            raise KeyboardInterrupt
+        real(source, target)
+
+    for survived in range(6):
+        folder = tmp_path / str(survived)
+        old.save_pretrained(folder, max_shard_size="60KB")
+        moves[0] = survived
+        monkeypatch.setattr("gva.checkpoint.os.replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            new.save_pretrained(folder, max_shard_size="60KB")
+        monkeypatch.setattr("gva.checkpoint.os.replace", real)
+        with pytest.raises(OSError, match=r"no file named model\.safetensors"):
+            GvaForCausalLM.from_pretrained(folder)
+
+
 def test_a_failed_save_leaves_what_was_there(tmp_path, monkeypatch):
     model = tiny_model("gva-drope-16", torch.float32)
     model.save_pretrained(tmp_path / "m")
@@ -161,6 +198,36 @@ def test_packed_documents_train_with_gradient_checkpointing(variant):
         assert (grad - grads[1][name]).abs().max() < 1e-10, name
 
 
+def test_packed_documents_may_fill_more_than_one_context():
+    """200 tokens of 100-token documents: no position exceeds the context of 128."""
+    model, ids = tiny_model("gva-drope-16"), tokens(1, 200)
+    positions = torch.arange(100).repeat(2)[None]
+    together = model(ids, position_ids=positions, use_cache=False).logits
+    apart = torch.cat([model(ids[:, :100]).logits, model(ids[:, 100:]).logits], 1)
+    assert (together - apart).abs().max() < 1e-10
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_bare_dynamic_cache_serves(variant):
+    model, ids = tiny_model(variant), tokens(1, 6)
+    cache = DynamicCache()
+    parts = [model(ids[:, :4], past_key_values=cache).logits, model(ids[:, 4:], past_key_values=cache).logits]
+    assert (torch.cat(parts, 1) - model(ids, use_cache=False).logits).abs().max() < 1e-10
+    assert model.generate(ids, past_key_values=DynamicCache(), max_new_tokens=3, pad_token_id=0).shape == (1, 9)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_autocast_trains(variant):
+    model, ids = tiny_model(variant, torch.float32).train(), tokens(2, 9)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(ids, labels=ids, use_cache=False).loss
+    loss.backward()
+    assert all(p.grad.isfinite().all() and p.grad.dtype == torch.float32 for p in model.parameters())
+    exact = tiny_model(variant)(ids, labels=ids).loss.item()
+    assert loss.item() == pytest.approx(exact, rel=0.02)
+
+
 def test_hidden_states_and_attentions_are_returned():
     model = tiny_model("gva-drope-16")
     model.set_attn_implementation("eager")
@@ -194,6 +261,20 @@ def test_a_foreign_cache_is_refused(variant):
     tiny_model("gqa")(tokens(2, 4), past_key_values=cache)
     with pytest.raises(ValueError, match=r"past_key_values: layer 0 holds keys of shape \(2, 2, 4, 32\)"):
         tiny_model(variant)(tokens(2, 1), past_key_values=cache)
+
+
+def test_caches_of_another_kind_depth_or_precision_are_refused():
+    model = tiny_model("gva-drope-16")
+    with pytest.raises(TypeError, match=r"past_key_values=tuple: must be a transformers Cache"):
+        model(tokens(1, 2), past_key_values=((torch.zeros(1), torch.zeros(1)),))
+    for depth in (1, 3):
+        cache = DynamicCache(config=tiny_config("gva-drope-16", num_hidden_layers=depth))
+        with pytest.raises(ValueError, match=f"past_key_values: has {depth} layers, this model 2"):
+            model(tokens(1, 2), past_key_values=cache)
+    cache = DynamicCache(config=model.config)
+    tiny_model("gva-drope-16", torch.float32)(tokens(1, 2), past_key_values=cache)
+    with pytest.raises(ValueError, match=r"holds keys of shape .* torch.float32, this model caches .* torch.float64"):
+        model(tokens(1, 2), past_key_values=cache)
 
 
 @pytest.mark.parametrize("variant", ["gqa", "gva-drope-16", "gva-variance-fixed"])

@@ -32,15 +32,15 @@ def run(command, cwd):
 def pasted(tmp_path_factory):
     """The output of the Python snippet, run in an empty folder; later commands find there what it saved."""
     folder = tmp_path_factory.mktemp("reader")
-    (snippet,) = blocks("python")
-    return folder, run([sys.executable, "-c", snippet], folder)
+    outputs = [run([sys.executable, "-c", snippet], folder) for snippet in blocks("python")]
+    return folder, outputs[0]
 
 
 def test_the_python_snippet_runs_when_pasted(pasted):
     _, output = pasted
     assert "cached scalars per token and layer: 144.0" in output
     assert re.search(r"tokens \[(\d+, ){7}\d+\]", output)
-    (snippet,) = blocks("python")
+    snippet = blocks("python")[0]
     assert len([line for line in snippet.splitlines() if line.strip()]) == 10
     small = GvaConfig.preset("small")
     assert f"{cost.parameters(small)['total'] / 1e6:.0f}M parameters" in snippet

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from gva import GvaForCausalLM
 from models import tiny_model, tokens
 
 pytestmark = pytest.mark.hf
-PER_RANK = {"gqa": 2 * 32, "mla": 64 + 16, "gva-drope-16": 32 + 16, "gva-variance-fixed": 32}
+PER_RANK = {"gqa": 2 * 32, "mla": 64 + 16, "gva-drope-16": 32 + 16, "gva-variance-fixed": 32, "gta": 32 + 16}
 
 
 @pytest.mark.parametrize("variant", PER_RANK)
@@ -37,3 +38,10 @@ def test_two_ranks_equal_one_device(tmp_path, variant):
     )
     assert run.returncode == 0, run.stderr[-3000:]
     assert "tensor parallel: equal" in run.stdout
+
+
+def test_groups_that_cannot_be_split_are_refused(tmp_path, monkeypatch):
+    tiny_model("mqa").save_pretrained(tmp_path)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match=r"num_value_groups=1: cannot be split over 2 tensor-parallel ranks"):
+        GvaForCausalLM.from_pretrained(tmp_path, tp_plan="auto")

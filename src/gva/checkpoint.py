@@ -18,10 +18,9 @@ def verify_folder(folder: str | os.PathLike) -> None:
     folder = Path(folder)
     index = folder / INDEX
     if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (ValueError, KeyError) as error:
-            raise OSError(f"{index}: not a readable shard index ({error}); copy the checkpoint again") from error
+        names = shards_of(folder)
+        if not names:
+            raise OSError(f"{index}: not a readable shard index; copy the checkpoint again")
         missing = [name for name in names if not (folder / name).is_file()]
         if missing:
             raise OSError(
@@ -57,29 +56,37 @@ def verify_shard(path: Path) -> None:
 
 @contextmanager
 def staging_folder(target: str | os.PathLike) -> Iterator[Path]:
-    """A folder beside `target`, on the same file system, that is gone afterwards whatever happens."""
+    """A hidden folder inside `target`, so on the same file system, that is gone afterwards whatever happens."""
     target = Path(target)
     if target.is_file():
         raise NotADirectoryError(f"save_directory={str(target)!r}: is a file, must be a folder")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    created = not target.exists()
+    target.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=".saving-", dir=target))
     try:
         yield staging
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+        if created and not any(target.iterdir()):
+            target.rmdir()
 
 
 def publish(staging: Path, target: str | os.PathLike) -> None:
-    """Move finished files into `target`: as one folder if it is new, else file by file, the index last."""
+    """Move finished files into `target`. Old weights go first and what names the new ones comes last, so that a
+    folder torn by a kill does not load, instead of loading half of each."""
     target = Path(target)
-    if not target.exists():
-        staging.chmod(0o755)  # temporary folders are private, checkpoints need not be
-        os.replace(staging, target)
-        return
-    files = sorted(staging.iterdir(), key=lambda path: (path.name == INDEX, path.name == "config.json"))
-    fresh = {path.name for path in files}
+    last = (INDEX, WEIGHTS)
+    files = sorted(staging.iterdir(), key=lambda path: path.name in last)
+    if any(path.name in last for path in files):
+        for name in [*shards_of(target), *last]:  # read before any of them is gone
+            (target / name).unlink(missing_ok=True)
     for path in files:
         os.replace(path, target / path.name)
-    for old in [*target.glob("model*.safetensors"), target / INDEX]:
-        if old.name not in fresh:
-            old.unlink(missing_ok=True)
+
+
+def shards_of(folder: Path) -> list[str]:
+    """The shards that a folder's index names; none if it has no readable index."""
+    try:
+        return sorted(set(json.loads((folder / INDEX).read_text())["weight_map"].values()))
+    except (OSError, ValueError, KeyError):
+        return []

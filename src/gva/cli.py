@@ -16,6 +16,11 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            allowed = ", ".join(map(str, action.choices))
+            raise argparse.ArgumentError(action, f"{value!r} is none of {allowed}{nearest(str(value), action.choices)}")
+
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         parsed, unknown = self.parse_known_args(args, namespace)
         if unknown:
@@ -72,7 +77,7 @@ def _add_cost(commands: Any) -> None:
 
 def _cost(arguments: argparse.Namespace) -> int:
     from gva import cost
-    from gva.config import PRESETS, VARIANTS, GvaConfig
+    from gva.config import PRESETS, VARIANT_FIELDS, VARIANTS, GvaConfig
     from gva.errors import check, check_choice
 
     if (arguments.checkpoint is None) == (arguments.preset is None):
@@ -84,6 +89,8 @@ def _cost(arguments: argparse.Namespace) -> int:
         "needs --context",
     )
     overrides = dict(_field(text) for text in arguments.set)
+    for name in overrides:
+        check(name not in VARIANT_FIELDS, "--set", name, "is what a variant sets; choose among --variants instead")
     if arguments.preset is not None:
         config = GvaConfig.preset(arguments.preset, variant="gqa", **overrides)
     else:
@@ -132,6 +139,7 @@ def _format(rows: list[dict[str, Any]]) -> str:
     """The rows as an aligned table: what cannot be had says why."""
     columns = {
         "variant": lambda r: r["variant"],
+        "G": lambda r: f"{r['num_value_groups']}",
         "scalars/token/layer": lambda r: f"{r['cache_scalars_per_token_per_layer']}",
         "bytes/token": lambda r: f"{r['cache_bytes_per_token']:,}",
         "saved vs GQA": lambda r: f"{r['cache_saved_against_gqa']:.1%}",

@@ -6,6 +6,7 @@ d_n the width of a content key, d_c = latent_dim.
 
 import copy
 import warnings
+from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any
 
@@ -159,17 +160,22 @@ class GvaConfig(PreTrainedConfig):
         for name in kwargs:
             if name not in known:
                 raise TypeError(f"GvaConfig has no field {name!r}{nearest(name, known)}")
-        self._check_sizes()
+        self._check_types()
         self._resolve_attention()
         self._resolve_rope(kwargs.pop("rope_scaling", None))
         self.base_model_tp_plan = tensor_parallel_plan(self.attention)
         super().__post_init__(**kwargs)
         check_choice("rope_parameters['rope_type']", self.rope_parameters["rope_type"], ROPE_TYPES)
-        self.validate_rope()
+        try:
+            self.validate_rope()
+        except KeyError as error:
+            raise ValueError(f"rope_parameters={self.rope_parameters}: {error.args[0]}") from None
 
     # ---- resolution and validation ----
 
-    def _check_sizes(self) -> None:
+    def _check_types(self) -> None:
+        for name in ("query_norm", "tie_word_embeddings", "use_cache"):
+            check(isinstance(getattr(self, name), bool), name, getattr(self, name), "must be True or False")
         for name in (
             "vocab_size",
             "hidden_size",
@@ -259,7 +265,9 @@ class GvaConfig(PreTrainedConfig):
                 self.rope_theta,
                 f"contradicts rope_parameters['rope_theta']={inside}; give one of them",
             )
-        self.rope_theta = float(inside or self.rope_theta or 10000.0)
+        given = inside if inside is not None else self.rope_theta
+        self.rope_theta = 10000.0 if given is None else float(given)
+        check(self.rope_theta > 0, "rope_theta", given, "must be positive")
         self.rope_parameters = {**parameters, "rope_theta": self.rope_theta}
 
     def _refuse(self, name: str, why: str) -> None:
@@ -309,7 +317,7 @@ class GvaConfig(PreTrainedConfig):
         check_choice("variant", variant, VARIANTS)
         names = [f.name for f in fields(GvaConfig) if f.name not in {f.name for f in fields(PreTrainedConfig)}]
         size = {name: getattr(self, name) for name in names if name not in VARIANT_FIELDS}
-        return GvaConfig(**{**_fit_groups(size, variant), **VARIANTS[variant], **overrides})
+        return GvaConfig(**_overridden({**_fit_groups(size, variant), **VARIANTS[variant]}, overrides))
 
     @classmethod
     def from_llama_like(cls, source: dict[str, Any]) -> "GvaConfig":
@@ -364,7 +372,9 @@ class GvaConfig(PreTrainedConfig):
         given = {k: v for k, v in config_dict.items() if k in known}
         # Overrides go through the constructor, so that they are resolved and checked like any other value.
         ours = {f.name for f in fields(cls)} - {"dtype"}
-        given.update({k: kwargs.pop(k) for k in list(kwargs) if k in ours})
+        given = _overridden(given, {k: kwargs.pop(k) for k in list(kwargs) if k in ours})
+        if not kwargs.get("return_unused_kwargs"):
+            refuse_misspelt(kwargs)
         loaded = super().from_dict(given, **kwargs)
         config = loaded[0] if isinstance(loaded, tuple) else loaded
         for name, value in unknown.items():
@@ -375,6 +385,22 @@ class GvaConfig(PreTrainedConfig):
 def known_fields() -> set[str]:
     """Every name that GvaConfig takes, ours and those of transformers."""
     return {f.name for f in fields(GvaConfig)} | _TRANSFORMERS_EXTRAS
+
+
+def refuse_misspelt(arguments: Iterable[str]) -> None:
+    """Raise TypeError for a keyword that is close to one of our fields but is none. Others are transformers' own."""
+    ours = {f.name for f in fields(GvaConfig)} - {f.name for f in fields(PreTrainedConfig)}
+    for name in arguments:
+        if name not in known_fields() and (hint := nearest(name, ours, cutoff=0.8)):
+            raise TypeError(f"GvaConfig has no field {name!r}{hint}")
+
+
+def check_ranks(config: GvaConfig, ranks: int) -> None:
+    """Refuse tensor parallelism that would cut a head or a group in two."""
+    H, G = config.num_attention_heads, config.num_value_groups
+    check(H % ranks == 0, "num_attention_heads", H, f"cannot be split over {ranks} tensor-parallel ranks")
+    whole = config.attention == "mla" or G % ranks == 0
+    check(whole, "num_value_groups", G, f"cannot be split over {ranks} tensor-parallel ranks; use at most {G}")
 
 
 def tensor_parallel_plan(attention: str) -> dict[str, str]:
@@ -396,6 +422,16 @@ def tensor_parallel_plan(attention: str) -> dict[str, str]:
     layer |= {"self_attn.q_proj": "colwise", "self_attn.q_norm": shared, "self_attn.o_proj": "rowwise"}
     layer |= {"mlp.gate_proj": "colwise", "mlp.up_proj": "colwise", "mlp.down_proj": "rowwise"}
     return {f"layers.*.{name}": style for name, style in layer.items()}
+
+
+def _overridden(base: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
+    """Fields with some replaced; a new RoPE base replaces the old one in both places that may hold it."""
+    base = dict(base)
+    if overrides.get("rope_parameters") is not None:
+        base.pop("rope_theta", None)
+    elif overrides.get("rope_theta") is not None and base.get("rope_parameters"):
+        base["rope_parameters"] = {k: v for k, v in base["rope_parameters"].items() if k != "rope_theta"}
+    return {**base, **overrides}
 
 
 def _fit_groups(size: dict[str, Any], variant: str) -> dict[str, Any]:

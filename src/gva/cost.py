@@ -135,6 +135,12 @@ def decode_step(
     )
 
 
+def train_flops_per_token(config: Any, length: int) -> float:
+    """The usual count for MFU: 6 per parameter (a tied embedding once) and 6 L H d_h T of causal attention."""
+    attention = config.num_hidden_layers * config.num_attention_heads * config.value_head_dim * length
+    return 6 * parameters(config)["total"] + 6 * attention
+
+
 def largest_batch(
     config: Any, context: int, memory: int, dtype: str = "bfloat16", cache_dtype: str | None = None
 ) -> int:
@@ -153,18 +159,21 @@ def table(
     dtype: str = "bfloat16",
     cache_dtype: str | None = None,
 ) -> list[dict[str, Any]]:
-    """One row per variant of the config's size; savings are against `gqa` of that size."""
+    """One row per variant of the config's size; savings are against `gqa` with as many groups as the config."""
+    check(batch > 0, "batch", batch, "must be positive")
     rows = []
     gqa = cache_row_bytes(config.with_variant("gqa"), cache_dtype or dtype)
     for variant in variants:
         try:
             alternative = config.with_variant(variant)
         except ValueError as error:  # a head too narrow for a slice, say: the row tells instead of vanishing
-            rows.append({"variant": variant, "error": str(error)})
+            nothing = dict.fromkeys(("cache_scalars_per_token_per_layer", "cache_bytes_per_token", "parameters"))
+            rows.append({"variant": variant, **nothing, "error": str(error)})
             continue
         row_bytes = cache_row_bytes(alternative, cache_dtype or dtype)
         row: dict[str, Any] = {
             "variant": variant,
+            "num_value_groups": alternative.num_value_groups,
             "cache_scalars_per_token_per_layer": cache_scalars_per_token_per_layer(alternative),
             "cache_bytes_per_token": cache_bytes_per_token(alternative, cache_dtype or dtype),
             "cache_saved_against_gqa": 1 - row_bytes / gqa,

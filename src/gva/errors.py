@@ -5,9 +5,9 @@ from difflib import get_close_matches
 from typing import Any
 
 
-def nearest(name: str, options: Iterable[str]) -> str:
+def nearest(name: str, options: Iterable[str], cutoff: float = 0.6) -> str:
     """`; did you mean 'x'?` for the option closest to a misspelt name, or nothing."""
-    match = get_close_matches(name, list(options), n=1, cutoff=0.6)
+    match = get_close_matches(name, list(options), n=1, cutoff=cutoff)
     return f"; did you mean {match[0]!r}?" if match else ""
 
 

@@ -22,10 +22,11 @@ from transformers.utils.generic import can_return_tuple, merge_with_config_defau
 from transformers.utils.output_capturing import capture_outputs
 
 from gva.attention import Attention, build
+from gva.attention.base import RMSNorm
 from gva.attention.init import draw, weight_std
 from gva.attention.rope import tables
 from gva.checkpoint import publish, staging_folder, verify_folder
-from gva.config import GvaConfig
+from gva.config import GvaConfig, check_ranks, refuse_misspelt
 
 
 class FeedForward(nn.Module):
@@ -44,8 +45,8 @@ class DecoderLayer(GradientCheckpointingLayer):
         super().__init__()
         self.self_attn = build(config, layer_idx)
         self.mlp = FeedForward(config)
-        self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.input_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
     def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:
         attended, _ = self.self_attn(self.input_layernorm(hidden_states), **kwargs)
@@ -82,22 +83,33 @@ class GvaPreTrainedModel(PreTrainedModel):
         elif isinstance(module, nn.Linear | nn.Embedding):
             if module.weight.device.type == "meta":
                 return
-            if not self._init_names:
+            if id(module) not in self._init_names:  # at first, and in a copy of a model
                 self._init_names = {id(m): name for name, m in self.named_modules()}
-            # A module that came later (resized embeddings) has no name here; its class stands in.
+            # A module that is not in the model yet (resized embeddings) has no name; its class stands in.
             name = self._init_names.get(id(module), type(module).__name__)
             std = weight_std(self.config, name.rsplit(".", 1)[-1])
             hf_init.copy_(module.weight, draw(self._init_seed, name, module.weight, std))
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
-        """As in transformers; a local folder is first checked for missing and truncated shards."""
+        """As in transformers; a local folder is first checked for missing and truncated shards, and a tensor-
+        parallel plan for groups that cannot be split."""
+        refuse_misspelt(kwargs)
         if pretrained_model_name_or_path is not None and os.path.isdir(pretrained_model_name_or_path):
-            verify_folder(os.path.join(pretrained_model_name_or_path, kwargs.get("subfolder", "")))
+            verify_folder(os.path.join(pretrained_model_name_or_path, kwargs.get("subfolder") or ""))
+        if kwargs.get("tp_plan") is not None:
+            config = kwargs.get("config") or cls.config_class.from_pretrained(pretrained_model_name_or_path)
+            check_ranks(config, int(os.environ.get("WORLD_SIZE", "1")))
         return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
         """As in transformers, but the files appear only once all of them are written."""
+        main = args[0] if args else kwargs.get("is_main_process", True)
+        if not main:
+            super().save_pretrained(save_directory, *args, **kwargs)
+            return
+        if kwargs.get("push_to_hub"):
+            kwargs.setdefault("repo_id", os.path.basename(os.path.normpath(save_directory)))
         with staging_folder(save_directory) as staging:
             super().save_pretrained(staging, *args, **kwargs)
             publish(staging, save_directory)
@@ -108,7 +120,7 @@ class GvaModel(GvaPreTrainedModel):
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(DecoderLayer(config, i) for i in range(config.num_hidden_layers))
-        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -127,8 +139,10 @@ class GvaModel(GvaPreTrainedModel):
     ) -> BaseModelOutputWithPast:
         """`attention_form`: 'expanded' or 'absorbed' for attentions that have both; None takes the cheaper.
 
-        Without an attention mask, position_ids that start again mark packed documents, which then do not see
-        one another.
+        Without attention mask and past_key_values, position_ids that start again mark packed documents, which
+        then do not see one another. Where the cache is V alone (ordinary-RoPE GVA, shared KV), a cached forward
+        counts positions by cache slot and not by position_ids: the same up to a shift per row, unless
+        position_ids leave gaps.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
@@ -137,8 +151,11 @@ class GvaModel(GvaPreTrainedModel):
         held = past_key_values
         if use_cache and held is None:
             past_key_values = DynamicCache(config=self.config)
+        capacity = self._check_cache(held, inputs_embeds.shape[1])
         past = 0 if held is None else held.get_seq_length()
-        self._check_length(inputs_embeds.shape[1], past, held)
+        packed = held is None and position_ids is not None
+        if not packed:  # documents packed side by side may together be longer than any of them could be
+            self._check_length(inputs_embeds.shape[1], past)
         # A sum makes a copy: a static cache counts its length in a tensor that `update` then changes.
         slots = (torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device) + past)[None]
         position_ids = slots if position_ids is None else position_ids
@@ -152,11 +169,17 @@ class GvaModel(GvaPreTrainedModel):
         # Keys rebuilt from cached values are rotated by cache slot, so their queries must be too.
         by_slot = self.config.caches_values_only and past_key_values is not None
         position_embeddings = tables(self.config, slots if by_slot else position_ids, inputs_embeds.dtype)
+        key_position_embeddings = position_embeddings
+        if by_slot:
+            held_slots = capacity if capacity > 0 else past + inputs_embeds.shape[1]
+            every_slot = torch.arange(held_slots, device=inputs_embeds.device)[None]
+            key_position_embeddings = tables(self.config, every_slot, inputs_embeds.dtype)
         hidden_states = inputs_embeds
         for layer in self.layers:
             hidden_states = layer(
                 hidden_states,
                 position_embeddings=position_embeddings,
+                key_position_embeddings=key_position_embeddings,
                 attention_mask=mask,
                 past_key_values=past_key_values,
                 attention_form=attention_form,
@@ -164,20 +187,38 @@ class GvaModel(GvaPreTrainedModel):
             )
         return BaseModelOutputWithPast(last_hidden_state=self.norm(hidden_states), past_key_values=past_key_values)
 
-    def _check_length(self, queries: int, past: Any, cache: Cache | None) -> None:
-        """Refuse what the context cannot hold, judged from shapes alone so that no device is waited for."""
+    def _check_length(self, queries: int, past: Any) -> None:
+        """Refuse what the context cannot hold, judged from shapes alone so that no device is waited for. How full
+        a static cache is, only the device knows: its capacity is judged instead, in `_check_cache`."""
         limit = self.config.max_position_embeddings
         if isinstance(past, int) and past + queries > limit:
             raise ValueError(
                 f"input_ids: {queries} tokens after {past} cached ones exceed max_position_embeddings={limit}"
             )
-        capacity = -1 if cache is None else cache.get_max_length()
+
+    def _check_cache(self, cache: Any, queries: int) -> int:
+        """Refuse a cache of another kind or depth; returns how many tokens it can hold, -1 for any number."""
+        if cache is None:
+            return -1
+        if not isinstance(cache, Cache):
+            raise TypeError(
+                f"past_key_values={type(cache).__name__}: must be a transformers Cache, such as DynamicCache()"
+            )
+        layers, depth = getattr(cache, "layers", []), self.config.num_hidden_layers
+        if not layers:
+            return -1
+        if len(layers) != depth:
+            raise ValueError(
+                f"past_key_values: has {len(layers)} layers, this model {depth}; it belongs to another model"
+            )
+        capacity, limit = cache.get_max_length(), self.config.max_position_embeddings
         if 0 < capacity < queries:
             raise ValueError(f"past_key_values: a static cache of {capacity} tokens cannot take {queries}")
         if capacity > limit:
             raise ValueError(
                 f"past_key_values: a static cache of {capacity} tokens exceeds max_position_embeddings={limit}"
             )
+        return capacity
 
 
 class GvaForCausalLM(GvaPreTrainedModel, GenerationMixin):

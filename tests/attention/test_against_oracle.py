@@ -29,13 +29,14 @@ def run(module, config, x, form=None, cached=False):
     for step in steps:
         part = x[:, step : step + 1] if cached else x
         positions = torch.arange(T)[None, step : step + 1] if cached else torch.arange(T)[None]
+        held = torch.arange(step + 1 if cached else T)[None]
         with torch.no_grad():
             out, _ = module(
                 part,
-                tables(config, positions, x.dtype),
+                position_embeddings=tables(config, positions, x.dtype),
+                key_position_embeddings=tables(config, held, x.dtype),
                 past_key_values=cache,
                 attention_form=form,
-                attention_mask=None,
             )
         outputs.append(out)
     return torch.cat(outputs, 1)[0].numpy()

@@ -7,9 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import DynamicCache
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from gva import VARIANTS, GvaConfig, GvaForCausalLM
 from gva.attention import build
+from gva.attention.base import eager_attention
 from gva.attention.rope import tables
 from models import DECOUPLED, tiny_config, tiny_model, tokens
 
@@ -126,16 +128,22 @@ def test_an_unknown_form_is_refused_by_name():
 )
 def test_the_cheaper_form_is_chosen(variant, queries, cached, form):
     module = build(tiny_config(variant), 0)
-    break_even = module.break_even() if hasattr(module, "break_even") else 0
-    assert module.choose_form(None, cached, queries, break_even) == form
+    assert module.choose_form(None, cached, queries) == form
+
+
+LOW = [torch.bfloat16, torch.float16, torch.float32]
+
+
+def within_budget(fast, eager, reference, dtype):
+    """max error against float64 <= 2 x eager's in the same dtype and form + 2 eps max|ref|, on the same inputs."""
+    budget = 2 * (eager - reference).abs().max() + 2 * torch.finfo(dtype).eps * reference.abs().max()
+    return (fast - reference).abs().max() <= budget
 
 
 @pytest.mark.parametrize("form", ["expanded", "absorbed"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("dtype", LOW, ids=str)
 @pytest.mark.parametrize("variant", DECOUPLED)
 def test_low_precision_error_is_that_of_eager(variant, dtype, form):
-    """max error against float64 <= 2 x eager's in the same dtype and form + 2 eps max|ref|, on the same inputs."""
-    torch.manual_seed(0)
     config = tiny_config(variant)
     module = build(config, 0).to(dtype).eval()
     x = torch.randn(2, 33, config.hidden_size).to(dtype)
@@ -150,9 +158,55 @@ def test_low_precision_error_is_that_of_eager(variant, dtype, form):
         out, _ = module(x.to(precision), embeddings, attention_mask=mask.to(precision), attention_form=form)
         return out.double()
 
-    fast, eager, reference = run("sdpa", dtype), run("eager", dtype), run("eager", torch.float64)
-    budget = 2 * (eager - reference).abs().max() + 2 * torch.finfo(dtype).eps * reference.abs().max()
-    assert (fast - reference).abs().max() <= budget
+    assert within_budget(run("sdpa", dtype), run("eager", dtype), run("eager", torch.float64), dtype)
+
+
+@pytest.mark.parametrize("dtype", LOW, ids=str)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_low_precision_decoding_on_a_cache(variant, dtype):
+    """The same rule for a whole model that decodes step by step, against eager that re-reads everything."""
+    model, ids = tiny_model(variant, dtype, std=0.05), tokens(2, 12)
+
+    @torch.no_grad()
+    def run(implementation, precision, cached):
+        model.set_attn_implementation(implementation)
+        model.to(precision)
+        if not cached:
+            return model(ids, use_cache=False).logits.double()
+        cache = DynamicCache(config=model.config)
+        parts = [model(ids[:, a:b], past_key_values=cache).logits for a, b in itertools.pairwise([0, 6, *range(7, 13)])]
+        return torch.cat(parts, 1).double()
+
+    eager, reference = run("eager", dtype, False), run("eager", torch.float64, False)
+    model.to(dtype)
+    assert within_budget(run("sdpa", dtype, True), eager, reference, dtype)
+
+
+def test_eager_takes_its_softmax_in_float32():
+    """A thousand equal bfloat16 weights would not sum to one if they were normalised in bfloat16."""
+    x = torch.zeros(1, 1, 1, 8, dtype=torch.bfloat16)
+    keys = torch.linspace(0, 1, 3000).view(1, 1, 3000, 1).expand(-1, -1, -1, 8).to(torch.bfloat16)
+    _, weights = eager_attention(None, x + 1, keys, keys, None, scaling=1.0)
+    exact = torch.softmax((x + 1).double() @ keys.double().mT, -1)
+    assert (weights.double() - exact).abs().max() <= torch.finfo(torch.bfloat16).eps * exact.max()
+
+
+def test_one_query_token_repeats_no_key_or_value(monkeypatch):
+    """The heads of a group become query rows: the kernel gets G keys and values, not H copies."""
+    shapes = []
+
+    def spy(module, query, key, value, mask, **kwargs):
+        shapes.append((query.shape[1], key.shape[1], value.shape[1], module.num_key_value_groups))
+        return eager_attention(module, query, key, value, mask, **kwargs)
+
+    monkeypatch.setattr(ALL_ATTENTION_FUNCTIONS, "get_interface", lambda name, default: spy)
+    for variant in ("gqa", "gva-drope-16", "mla"):
+        model, cache = tiny_model(variant), DynamicCache()
+        model(tokens(2, 5), past_key_values=cache)
+        shapes.clear()
+        model(tokens(2, 1), past_key_values=cache)
+        kept = 1 if variant == "mla" else 2
+        assert set(shapes) == {(kept, kept, kept, 1)}, variant
 
 
 def test_training_in_either_form_follows_the_same_losses():

@@ -1,5 +1,6 @@
 """Scales at the start: matched where the paper matches them, and not where it does not."""
 
+import copy
 import math
 
 import pytest
@@ -23,8 +24,10 @@ def ratios(layers, slice_name):
 
 
 @pytest.mark.parametrize("overrides", [{}, {"query_norm": True}, {"hidden_size": 384}], ids=["", "qnorm", "narrow"])
-@pytest.mark.parametrize("variant", MATCHED)
+@pytest.mark.parametrize("variant", [*MATCHED, "additive"])
 def test_scale_matched_variants_start_matched(variant, overrides):
+    if variant == "additive":
+        variant, overrides = "gva-drope-16", {**overrides, "rope_allocation": "additive"}
     layers = scales(variant, **overrides)
     for slice_name in ("nope", "rope") if "drope" in variant else ("nope",):
         measured = ratios(layers, slice_name)
@@ -78,14 +81,28 @@ def test_variants_share_what_they_have_in_common():
     compared = 0
     for variant, parameters in drawn.items():
         for name, weight in parameters.items():
-            other = drawn["gqa"].get(name)
-            if other is not None and other.shape == weight.shape:
-                assert torch.equal(weight, other), (variant, name)
-                compared += 1
-    assert compared > 12 * 10
+            for other, theirs in drawn.items():
+                unlike = "key_map" in name or other == variant or theirs.get(name) is None
+                if not unlike and theirs[name].shape == weight.shape:
+                    assert torch.equal(weight, theirs[name]), (variant, other, name)
+                    compared += 1
+    assert compared > 12 * 11 * 8
     maps = [drawn[v]["model.layers.0.self_attn.key_map.weight"] for v in ("gva-baseline", "gva-variance-fixed")]
     ratio = maps[1] / maps[0]
     torch.testing.assert_close(ratio, torch.full_like(ratio, ratio[0, 0].item()))
+
+
+def test_a_copy_can_be_initialised_again():
+    """A deep copy has other modules under the same names: their weights must stay apart."""
+    model = copy.deepcopy(GvaForCausalLM(tiny_config("gqa")))
+    for module in [model, *model.modules()]:
+        module.__dict__.pop("_is_hf_initialized", None)
+    for parameter in model.parameters():
+        parameter.__dict__.pop("_is_hf_initialized", None)
+    model.init_weights()
+    first, second = model.model.layers
+    assert not torch.equal(first.mlp.up_proj.weight, first.mlp.gate_proj.weight)
+    assert not torch.equal(first.mlp.up_proj.weight, second.mlp.up_proj.weight)
 
 
 def test_seeds_and_models_differ():

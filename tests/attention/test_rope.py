@@ -65,5 +65,9 @@ def test_the_yarn_attention_factor_scales_both_sides_of_a_score():
 
 
 def test_low_precision_models_keep_exact_angles():
-    cos, _ = tables(tiny_config("gqa"), torch.arange(100)[None], torch.bfloat16)
-    assert cos.dtype == torch.float32
+    """Rounding a rotated bfloat16 number once costs eps / 2; rounding its angle first would cost far more."""
+    config, positions = tiny_config("gqa"), torch.arange(100, 120)[None]
+    x = torch.randn(1, 1, 20, 32).to(torch.bfloat16)
+    got = rotate(x, tables(config, positions, torch.bfloat16)).double()
+    exact = rotate(x.double(), tables(config, positions, torch.float64))
+    assert (got - exact).abs().max() <= 0.51 * torch.finfo(torch.bfloat16).eps * exact.abs().max() * 1.01

@@ -31,6 +31,13 @@ class KernelCall:
     is_causal: bool = True
 
 
+class RMSNorm(nn.RMSNorm):
+    """Computed in the precision of its gain, so that autocast does not square half-precision numbers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.to(self.weight.dtype)).to(x.dtype)
+
+
 class Attention(nn.Module):
     """Base of all attentions."""
 
@@ -42,12 +49,13 @@ class Attention(nn.Module):
         heads = config.num_attention_heads
         self.q_proj = nn.Linear(config.hidden_size, heads * config.score_dim, bias=False)
         self.o_proj = nn.Linear(heads * config.value_head_dim, config.hidden_size, bias=False)
-        self.q_norm = nn.RMSNorm(config.score_dim, eps=config.rms_norm_eps) if config.query_norm else None
+        self.q_norm = RMSNorm(config.score_dim, eps=config.rms_norm_eps) if config.query_norm else None
 
     def forward(
         self,
         hidden_states: Tensor,
         position_embeddings: tuple[Tensor, Tensor],
+        key_position_embeddings: tuple[Tensor, Tensor] | None = None,
         attention_mask: Tensor | None = None,
         past_key_values: Cache | None = None,
         attention_form: str | None = None,
@@ -72,11 +80,15 @@ class Attention(nn.Module):
         q_nope, q_rope = q.split((self.config.content_dim, self.config.rope_dim), dim=-1)
         return q_nope, q_rope
 
-    def choose_form(self, asked: str | None, cached: bool, queries: int, break_even: float) -> str:
+    def break_even(self) -> float:
+        """The number of queries up to which the absorbed form is the cheaper one; 0 where there is none."""
+        return 0
+
+    def choose_form(self, asked: str | None, cached: bool, queries: int) -> str:
         """The form to run. Absorbing maps S queries instead of T keys but widens every score, so it pays while
-        there are fewer queries than `break_even`, and only where earlier tokens may lie in a cache."""
+        there are fewer queries than `break_even()`, and only where earlier tokens may lie in a cache."""
         if asked is None:
-            return "absorbed" if self.config.absorbs and cached and queries <= break_even else "expanded"
+            return "absorbed" if self.config.absorbs and cached and queries <= self.break_even() else "expanded"
         check_choice("attention_form", asked, FORMS)
         if asked == "absorbed" and not self.config.absorbs:
             raise ValueError(
@@ -94,11 +106,11 @@ class Attention(nn.Module):
         if self.layer_idx < len(layers):
             for what, new in (("keys", keys), ("values", values)):
                 held = getattr(layers[self.layer_idx], what, None)
-                if held is not None and held.dim() == 4 and fixed_shape(held) != fixed_shape(new):
+                if held is not None and held.dim() == 4 and unchanging(held) != unchanging(new):
                     raise ValueError(
-                        f"past_key_values: layer {self.layer_idx} holds {what} of shape {tuple(held.shape)}, this "
-                        f"model caches {tuple(new.shape)} (batch, heads, tokens, width); the cache belongs to "
-                        "another model or batch"
+                        f"past_key_values: layer {self.layer_idx} holds {what} of shape {tuple(held.shape)} and "
+                        f"{held.dtype}, this model caches {tuple(new.shape)} (batch, heads, tokens, width) and "
+                        f"{new.dtype}; the cache belongs to another model or batch"
                     )
         return cache.update(keys, values, self.layer_idx)
 
@@ -142,9 +154,9 @@ def repeat_heads(x: Tensor, heads: int) -> Tensor:
     return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
 
 
-def fixed_shape(x: Tensor) -> tuple[int, int, int]:
-    """What stays the same while a cache grows: batch, heads, width."""
-    return x.shape[0], x.shape[1], x.shape[3]
+def unchanging(x: Tensor) -> tuple[Any, ...]:
+    """What stays the same while a cache grows: batch, heads, width and precision."""
+    return x.shape[0], x.shape[1], x.shape[3], x.dtype
 
 
 def local(weight: Tensor) -> Tensor:

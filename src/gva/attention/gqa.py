@@ -19,12 +19,13 @@ class GroupedQueryAttention(Attention):
         self,
         hidden_states,
         position_embeddings,
+        key_position_embeddings=None,
         attention_mask=None,
         past_key_values=None,
         attention_form=None,
         **kwargs,
     ):
-        self.choose_form(attention_form, past_key_values is not None, hidden_states.shape[1], 0)
+        self.choose_form(attention_form, past_key_values is not None, hidden_states.shape[1])
         q = rotate(self.queries(hidden_states), position_embeddings)
         k = rotate(split_heads(self.k_proj(hidden_states), self.config.value_head_dim), position_embeddings)
         v = split_heads(self.v_proj(hidden_states), self.config.value_head_dim)

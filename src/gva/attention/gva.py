@@ -91,13 +91,13 @@ class GroupedValueAttention(Attention):
         self,
         hidden_states,
         position_embeddings,
+        key_position_embeddings=None,
         attention_mask=None,
         past_key_values=None,
         attention_form=None,
         **kwargs,
     ):
-        queries = hidden_states.shape[1]
-        form = self.choose_form(attention_form, past_key_values is not None, queries, self.break_even())
+        form = self.choose_form(attention_form, past_key_values is not None, hidden_states.shape[1])
         q_nope, q_rope = self.split_query(self.queries(hidden_states))
         q_rope = rotate(q_rope, position_embeddings)
         k_rope = rotate(self.k_rope_proj(hidden_states)[:, None], position_embeddings)

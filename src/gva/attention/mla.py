@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gva.attention.base import Attention, local, split_heads
+from gva.attention.base import Attention, RMSNorm, local, split_heads
 from gva.attention.rope import rotate
 
 
@@ -22,7 +22,7 @@ class LatentAttention(Attention):
         super().__init__(config, layer_idx)
         heads, latent = config.num_attention_heads, config.latent_dim
         self.latent_proj = nn.Linear(config.hidden_size, latent, bias=False)
-        self.latent_norm = nn.RMSNorm(latent, eps=config.rms_norm_eps)
+        self.latent_norm = RMSNorm(latent, eps=config.rms_norm_eps)
         self.k_rope_proj = nn.Linear(config.hidden_size, config.rope_dim, bias=False)
         self.k_up_proj = nn.Linear(latent, heads * config.content_dim, bias=False)
         self.v_up_proj = nn.Linear(latent, heads * config.value_head_dim, bias=False)
@@ -38,13 +38,13 @@ class LatentAttention(Attention):
         self,
         hidden_states,
         position_embeddings,
+        key_position_embeddings=None,
         attention_mask=None,
         past_key_values=None,
         attention_form=None,
         **kwargs,
     ):
-        queries = hidden_states.shape[1]
-        form = self.choose_form(attention_form, past_key_values is not None, queries, self.break_even())
+        form = self.choose_form(attention_form, past_key_values is not None, hidden_states.shape[1])
         q_nope, q_rope = self.split_query(self.queries(hidden_states))
         q_rope = rotate(q_rope, position_embeddings)
         k_rope = rotate(self.k_rope_proj(hidden_states)[:, None], position_embeddings)

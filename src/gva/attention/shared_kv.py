@@ -2,11 +2,10 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from gva.attention.base import Attention, split_heads
-from gva.attention.rope import rotate, tables
+from gva.attention.rope import rotate
 
 
 class SharedKeyValueAttention(Attention):
@@ -18,21 +17,21 @@ class SharedKeyValueAttention(Attention):
         self,
         hidden_states,
         position_embeddings,
+        key_position_embeddings=None,
         attention_mask=None,
         past_key_values=None,
         attention_form=None,
         **kwargs,
     ):
-        self.choose_form(attention_form, past_key_values is not None, hidden_states.shape[1], 0)
+        self.choose_form(attention_form, past_key_values is not None, hidden_states.shape[1])
         q = rotate(self.queries(hidden_states), position_embeddings)
         v = self.v_proj(hidden_states)
         if past_key_values is not None:
             v = self.cached_values(past_key_values, v)
-            # Slots count positions up to a shift per row, and only differences of positions enter a score.
-            slots = torch.arange(v.shape[1], device=v.device)[None]
-            position_embeddings = tables(self.config, slots, v.dtype)
         v = split_heads(v, self.config.value_head_dim)
-        k = rotate(self.rebuild_keys(v), position_embeddings)
+        # With a cache, keys and queries are rotated by slot: positions up to a shift per row, and only differences
+        # of positions enter a score.
+        k = rotate(self.rebuild_keys(v), key_position_embeddings or position_embeddings)
         attended, weights = self.attend(q, k, v, attention_mask, **kwargs)
         return self.output(attended), weights
 
