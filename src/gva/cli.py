@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,14 +32,20 @@ class Parser(argparse.ArgumentParser):
 
     def _options(self, parsed: Any) -> list[str]:
         """The options of the command that was given."""
-        commands = next(a for a in self._actions if isinstance(a, argparse._SubParsersAction))
-        return [option for action in commands.choices[parsed.command]._actions for option in action.option_strings]
+        parser: argparse.ArgumentParser = self
+        for chosen in (parsed.command, getattr(parsed, "action", None)):
+            nested = next((a for a in parser._actions if isinstance(a, argparse._SubParsersAction)), None)
+            if nested is not None and chosen in nested.choices:
+                parser = nested.choices[chosen]
+        return [option for action in parser._actions for option in action.option_strings]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog="gva", description="Grouped Value Attention: a KV cache of values and one small key.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_cost(commands)
+    _add_data(commands)
+    _add_train(commands)
     demo = commands.add_parser("demo", help="build every variant at a toy size, check it, measure its cache")
     demo.set_defaults(run=_demo)
     arguments = parser.parse_args(argv)
@@ -47,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has gone: not our error
         sys.stderr.close()
         return 0
-    except (ValueError, TypeError, OSError) as error:
+    except (ValueError, TypeError, OSError, ArithmeticError) as error:
         print(f"gva {arguments.command}: {error}", file=sys.stderr)
         return 2
 
@@ -160,6 +167,102 @@ def _format(rows: list[dict[str, Any]]) -> str:
         for line in cells
     ]
     return "\n".join([*lines, *[f"{row['variant']}: {row['error']}" for row in rows if "error" in row]])
+
+
+def _add_data(commands: Any) -> None:
+    data = commands.add_parser("data", help="text to token shards")
+    actions = data.add_subparsers(dest="action", required=True, metavar="ACTION")
+    prepare = actions.add_parser("prepare", help="tokenize files or a dataset; without either, the standard library")
+    prepare.add_argument("inputs", nargs="*", type=Path, help="jsonl, txt or parquet files, plain or .gz .xz .zst")
+    prepare.add_argument("--out", type=Path, required=True, help="folder for the shards")
+    prepare.add_argument("--dataset", help="a HuggingFace dataset, streamed: HuggingFaceFW/fineweb-edu, or a folder")
+    prepare.add_argument("--dataset-config", help="its configuration, such as sample-100BT")
+    prepare.add_argument("--max-documents", type=int, help="stop the stream after so many")
+    prepare.add_argument(
+        "--valid", nargs="+", type=Path, help="validation files; else every 100th document"
+    )
+    prepare.add_argument("--tokenizer", type=Path, help="tokenizer.json or its folder; else a BPE trained on the data")
+    prepare.add_argument("--vocab-size", type=int, help="of a BPE trained here (16384; 2048 for the standard library)")
+    prepare.add_argument("--end", help="the token that ends a document")
+    prepare.add_argument("--field", default="text", help="where the text is, in jsonl and parquet")
+    prepare.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes")
+    prepare.set_defaults(run=_data_prepare)
+    verify = actions.add_parser("verify", help="compare every shard with its checksum")
+    verify.add_argument("folder", type=Path)
+    verify.set_defaults(run=_data_verify)
+
+
+def _data_prepare(arguments: argparse.Namespace) -> int:
+    from gva.data import prepare
+
+    size = arguments.vocab_size or 16384
+    shared = {"tokenizer": arguments.tokenizer, "vocab_size": size, "end": arguments.end, "field": arguments.field}
+    if arguments.dataset and arguments.inputs:
+        raise ValueError(f"give files or --dataset, not both ({arguments.inputs[0]} and {arguments.dataset})")
+    if arguments.dataset:
+        index = prepare.prepare_dataset(
+            arguments.dataset,
+            arguments.out,
+            config=arguments.dataset_config,
+            max_documents=arguments.max_documents,
+            **shared,
+        )
+    elif arguments.inputs:
+        index = prepare.prepare_files(
+            arguments.inputs, arguments.out, valid=arguments.valid, workers=arguments.workers, **shared
+        )
+    else:
+        index = prepare.prepare_standard_library(arguments.out, arguments.vocab_size or 2048)
+    counts = ", ".join(f"{tokens:,} {split} tokens" for split, tokens in index["tokens"].items())
+    print(f"{arguments.out}: {counts}, vocabulary {index['vocab_size']:,}")
+    return 0
+
+
+def _data_verify(arguments: argparse.Namespace) -> int:
+    from gva.data.shards import TokenDataset
+
+    for split in ("train", "valid"):
+        TokenDataset(arguments.folder, split).verify()
+    print(f"{arguments.folder}: every shard is as it was written")
+    return 0
+
+
+def _add_train(commands: Any) -> None:
+    train = commands.add_parser("train", help="train a variant; run it again to go on after a stop or a kill")
+    train.add_argument("--preset", required=True, help="size and recipe: demo, small, paper-350m")
+    train.add_argument("--variant", default="gva-drope-16", help="the attention")
+    train.add_argument("--data", type=Path, help="a prepared folder; by default the standard library, prepared in OUT")
+    train.add_argument("--out", type=Path, required=True, help="folder for metrics, checkpoints and the model")
+    train.add_argument("--seed", type=int, help="of the initial weights and the data order")
+    train.add_argument("--data-seed", type=int, help="of the data order alone")
+    train.add_argument("--steps", type=int)
+    train.add_argument("--config", type=Path, help="a TOML or JSON file of further fields")
+    train.add_argument("--device", choices=["cpu", "cuda"])
+    train.add_argument("overrides", nargs="*", metavar="key=value", help="any field of the recipe or the model")
+    train.set_defaults(run=_train)
+
+
+def _train(arguments: argparse.Namespace) -> int:
+    from gva.data.prepare import prepare_standard_library
+    from gva.data.shards import INDEX, TokenDataset
+    from gva.train.loop import Stopped, train
+    from gva.train.recipe import build, read_overrides
+
+    overrides = read_overrides(arguments.config, arguments.overrides)
+    named = {"seed": arguments.seed, "data_seed": arguments.data_seed, "steps": arguments.steps}
+    overrides |= {name: value for name, value in named.items() if value is not None}
+    build(arguments.preset, arguments.variant, overrides)  # a misspelt field is told before any data is prepared
+    data = arguments.data or arguments.out / "data"
+    if arguments.data is None and not (data / INDEX).is_file() and int(os.environ.get("RANK", "0")) == 0:
+        prepare_standard_library(data)
+    config, recipe = build(arguments.preset, arguments.variant, overrides, TokenDataset(data).vocab_size)
+    try:
+        train(config, recipe, data, arguments.out, device=arguments.device)
+    except Stopped as stopped:
+        print(stopped, file=sys.stderr)
+        return 130
+    print(f"{arguments.out / 'model'}: trained; metrics in {arguments.out / 'metrics.jsonl'}")
+    return 0
 
 
 def _demo(arguments: argparse.Namespace) -> int:

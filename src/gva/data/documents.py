@@ -1,0 +1,121 @@
+"""Documents from files: jsonl, txt and parquet, each plain or .gz, .xz, .zst; and from HuggingFace datasets."""
+
+import gzip
+import io
+import json
+import lzma
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+KINDS = (".jsonl", ".txt", ".parquet", ".py")
+COMPRESSIONS = (".gz", ".xz", ".zst")
+
+
+class DataError(ValueError):
+    """Input data that cannot be used, with the file and the place in it."""
+
+
+def kind_of(path: Path) -> tuple[str, str]:
+    """('.jsonl', '.xz') for 'a.jsonl.xz'; refuses what cannot be read."""
+    compression = path.suffix if path.suffix in COMPRESSIONS else ""
+    kind = Path(path.name.removesuffix(compression)).suffix
+    if kind not in KINDS:
+        raise DataError(f"{path}: cannot be read; known are {', '.join(KINDS)}, plain or {', '.join(COMPRESSIONS)}")
+    return kind, compression
+
+
+def read_documents(path: Path, field: str = "text") -> Iterator[str]:
+    """The documents of a file: a jsonl line, a parquet row, or a whole text file each."""
+    kind, compression = kind_of(path)
+    if not path.is_file():
+        raise DataError(f"{path}: no such file")
+    try:
+        with _open(path, compression) as stream:
+            if kind == ".jsonl":
+                yield from _jsonl(path, stream, field)
+            elif kind == ".parquet":
+                yield from _parquet(path, stream, field)
+            else:
+                yield stream.read().decode("utf-8", errors="strict")
+    except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{path}: truncated or not a {compression} file ({error}); fetch it again") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not UTF-8 text (byte {error.start})") from error
+
+
+def read_dataset(name: str, field: str = "text", split: str = "train", config: str | None = None) -> Iterator[str]:
+    """Documents of a HuggingFace dataset, streamed: a name on the hub, or a local dataset folder."""
+    try:
+        import datasets
+    except ImportError as error:
+        raise DataError("reading a HuggingFace dataset needs: pip install 'grouped-value-attention[train]'") from error
+    rows = datasets.load_dataset(name, config, split=split, streaming=True)
+    for number, row in enumerate(rows):
+        if field not in row:
+            raise DataError(f"dataset {name}: row {number} has no field {field!r}, only {sorted(row)}")
+        yield row[field]
+
+
+def _open(path: Path, compression: str) -> BinaryIO:
+    if compression == ".gz":
+        return gzip.open(path, "rb")  # type: ignore[return-value]
+    if compression == ".xz":
+        return lzma.open(path, "rb")  # type: ignore[return-value]
+    if compression == ".zst":
+        return _open_zst(path)
+    return path.open("rb")
+
+
+def _open_zst(path: Path) -> BinaryIO:
+    try:
+        import zstandard
+    except ImportError as error:
+        raise DataError(f"{path}: reading .zst needs: pip install 'grouped-value-attention[train]'") from error
+
+    # Read whole: a streaming reader takes a truncated file without complaint, a frame object knows its end.
+    try:
+        raw = path.read_bytes()
+        reader = zstandard.ZstdDecompressor().decompressobj()
+        data, rest = reader.decompress(raw), b""
+        while reader.eof and (rest := reader.unused_data):  # concatenated frames
+            reader = zstandard.ZstdDecompressor().decompressobj()
+            data += reader.decompress(rest)
+        if not reader.eof:
+            raise EOFError("the last zstd frame does not end")
+    except zstandard.ZstdError as error:
+        raise EOFError(str(error)) from error
+    return io.BytesIO(data)
+
+
+def _jsonl(path: Path, stream: BinaryIO, field: str) -> Iterator[str]:
+    for number, line in enumerate(stream, 1):
+        if not line.strip():
+            continue
+        try:
+            row: Any = json.loads(line)
+        except ValueError as error:
+            raise DataError(f"{path}: line {number} is not JSON ({error})") from error
+        if not isinstance(row, dict) or not isinstance(row.get(field), str):
+            has = sorted(row) if isinstance(row, dict) else type(row).__name__
+            raise DataError(f"{path}: line {number} has no text in field {field!r} (it has {has})")
+        yield row[field]
+
+
+def _parquet(path: Path, stream: BinaryIO, field: str) -> Iterator[str]:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise DataError(f"{path}: reading parquet needs: pip install 'grouped-value-attention[train]'") from error
+    try:
+        # A compressed stream cannot seek, which parquet must.
+        seekable = isinstance(stream, io.BufferedReader)
+        file = pq.ParquetFile(stream if seekable else io.BytesIO(stream.read()))
+        if field not in file.schema_arrow.names:
+            raise DataError(f"{path}: no column {field!r}, only {file.schema_arrow.names}")
+        for batch in file.iter_batches(batch_size=256, columns=[field]):
+            yield from (text for text in batch.column(0).to_pylist() if text is not None)
+    except pa.ArrowException as error:
+        raise DataError(f"{path}: truncated or not a parquet file ({error}); fetch it again") from error

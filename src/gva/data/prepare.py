@@ -1,0 +1,198 @@
+"""Documents to token shards: parallel over input files, resumable per file, the same bytes in the end."""
+
+import hashlib
+import json
+import platform
+import sysconfig
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
+from itertools import islice
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+import gva
+from gva.data.documents import DataError, kind_of, read_dataset, read_documents
+from gva.data.shards import FORMAT, INDEX, Shard, read_record, write_atomically, write_shard
+from gva.data.tokenizer import TextTokenizer, load_tokenizer, train_bpe
+
+HOLD_OUT = 100  # without a validation input, every 100th document of a file is held out
+ENCODE = 256  # documents per call into the tokenizer
+STREAM_SHARD = 50_000  # documents per shard of a streamed dataset
+
+
+def prepare_files(
+    inputs: list[Path],
+    out: Path,
+    *,
+    tokenizer: Path | None = None,
+    vocab_size: int = 16384,
+    end: str | None = None,
+    field: str = "text",
+    valid: list[Path] | None = None,
+    hold_out: int = HOLD_OUT,
+    workers: int = 1,
+    progress: bool = True,
+    provenance: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Tokenize files into `out` and return the index. Without a tokenizer, a BPE is trained on the inputs.
+
+    Each input becomes one shard per split. A killed run goes on where it was; a changed input or tokenizer is
+    noticed by its fingerprint and done again.
+    """
+    if not inputs:
+        raise DataError("no input files; give some, or none at all for the Python standard library")
+    for path in [*inputs, *(valid or [])]:
+        kind_of(path)
+        if not path.is_file():
+            raise DataError(f"{path}: no such file")
+    out.mkdir(parents=True, exist_ok=True)
+    kept = _settle_tokenizer(out, tokenizer, vocab_size, end, lambda: _texts(inputs, field), progress)
+    jobs = [(path, "train", number) for number, path in enumerate(inputs)]
+    jobs += [(path, "valid", number) for number, path in enumerate(valid or [])]
+    arguments = [(str(path), split, number, str(out), field, 0 if valid else hold_out) for path, split, number in jobs]
+    bar = tqdm(total=sum(path.stat().st_size for path, *_ in jobs), unit="B", unit_scale=True, disable=not progress)
+    shards: dict[str, list[Shard]] = {"train": [], "valid": []}
+    with bar, ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        for (path, *_), done in zip(jobs, pool.map(_prepare_file, arguments), strict=True):
+            for shard in done:
+                shards[shard.name.split("-")[0]].append(shard)
+            bar.update(path.stat().st_size)
+    return _publish(out, shards, kept, provenance or {"inputs": [path.name for path in inputs]})
+
+
+def prepare_dataset(
+    name: str,
+    out: Path,
+    *,
+    tokenizer: Path | None = None,
+    vocab_size: int = 16384,
+    end: str | None = None,
+    field: str = "text",
+    config: str | None = None,
+    split: str = "train",
+    max_documents: int | None = None,
+    shard_documents: int = STREAM_SHARD,
+    progress: bool = True,
+) -> dict[str, Any]:
+    """Tokenize a HuggingFace dataset as it streams; shards that are already there are skipped, not rewritten."""
+    out.mkdir(parents=True, exist_ok=True)
+
+    def stream() -> Iterator[str]:
+        return islice(read_dataset(name, field, split, config), max_documents)
+
+    kept = _settle_tokenizer(out, tokenizer, vocab_size, end, lambda: islice(stream(), 100_000), progress)
+    shards: dict[str, list[Shard]] = {"train": [], "valid": []}
+    texts, number = stream(), 0
+    with tqdm(unit=" documents", disable=not progress) as bar:
+        while chunk := list(islice(texts, shard_documents)):
+            source = {"dataset": name, "config": config, "split": split, "first": number * shard_documents}
+            for shard in _write_splits(out, number, chunk, kept, source, "train", HOLD_OUT):
+                shards[shard.name.split("-")[0]].append(shard)
+            bar.update(len(chunk))
+            number += 1
+    if not number:
+        raise DataError(f"dataset {name}: no documents in split {split!r}")
+    return _publish(out, shards, kept, {"dataset": name, "config": config, "split": split})
+
+
+def prepare_standard_library(out: Path, vocab_size: int = 2048, progress: bool = True) -> dict[str, Any]:
+    """The embedded default: the source of the standard library of the interpreter that runs this."""
+    home = Path(sysconfig.get_paths()["stdlib"])
+    skipped = {"site-packages", "test", "tests", "idle_test", "lib2to3", "__pycache__", "turtledemo"}
+    files = [p for p in sorted(home.rglob("*.py")) if not skipped & set(p.relative_to(home).parts)]
+    joined = out / "source.jsonl"
+    out.mkdir(parents=True, exist_ok=True)
+    texts = (p.read_text("utf-8", errors="ignore") for p in files)
+    write_atomically(joined, "".join(json.dumps({"text": text}) + "\n" for text in texts if text.strip()))
+    try:
+        source = {"inputs": [f"standard library of Python {platform.python_version()}, {len(files)} files"]}
+        return prepare_files([joined], out, vocab_size=vocab_size, hold_out=25, progress=progress, provenance=source)
+    finally:
+        joined.unlink()
+
+
+def _texts(inputs: Iterable[Path], field: str) -> Iterator[str]:
+    for path in inputs:
+        yield from read_documents(path, field)
+
+
+def _settle_tokenizer(
+    out: Path, given: Path | None, vocab_size: int, end: str | None, texts: Callable[[], Iterable[str]], progress: bool
+) -> TextTokenizer:
+    """The tokenizer of this folder: the one given, the one an earlier run trained here, or one trained now."""
+    folder = out / "tokenizer"
+    if given is not None:
+        tokenizer = load_tokenizer(given, end)
+        tokenizer.save(folder)
+    elif (folder / "tokenizer_config.json").is_file():
+        tokenizer = load_tokenizer(folder, end)
+    else:
+        tokenizer = train_bpe(texts(), vocab_size, progress)
+        tokenizer.save(folder)
+    return tokenizer
+
+
+def _prepare_file(arguments: tuple[str, str, int, str, str, int]) -> list[Shard]:
+    """One input file; runs in a worker process."""
+    path, split, number, out, field, hold_out = arguments
+    tokenizer = load_tokenizer(Path(out) / "tokenizer")
+    source = {"file": Path(path).name, "sha256": _file_digest(Path(path)), "field": field}
+    return _write_splits(Path(out), number, read_documents(Path(path), field), tokenizer, source, split, hold_out)
+
+
+def _write_splits(
+    out: Path,
+    number: int,
+    documents: Iterable[str],
+    tokenizer: TextTokenizer,
+    source: dict[str, Any],
+    split: str,
+    hold_out: int,
+) -> list[Shard]:
+    """The shards of one input: its split, and with `hold_out` every so-many-th training document as validation.
+    Shards that an earlier run finished from the same source are kept."""
+    splits = ("train", "valid") if split == "train" and hold_out else (split,)
+    source = {**source, "hold_out": hold_out, "tokenizer": tokenizer.fingerprint}
+    found = [read_record(out, f"{name}-{number:05d}") for name in splits]
+    if all(record is not None and record.source == source for record in found):
+        return [record for record in found if record is not None]
+    parts: dict[str, list[str]] = {name: [] for name in splits}
+    for i, text in enumerate(documents):
+        held_out = len(splits) == 2 and i % hold_out == hold_out - 1
+        parts["valid" if held_out else split].append(text)
+    return [_write(out, f"{name}-{number:05d}", texts, tokenizer, source) for name, texts in parts.items()]
+
+
+def _write(out: Path, name: str, texts: Iterable[str], tokenizer: TextTokenizer, source: dict[str, Any]) -> Shard:
+    dtype = np.uint16 if tokenizer.vocab_size <= 2**16 else np.uint32
+    documents, size, stream = [], 0, iter(texts)
+    while chunk := list(islice(stream, ENCODE)):
+        documents += [np.array(ids, dtype) for ids in tokenizer.encode(chunk)]
+        size += sum(len(text.encode()) for text in chunk)
+    return write_shard(out, name, documents, size, source)
+
+
+def _file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _publish(
+    out: Path, shards: dict[str, list[Shard]], tokenizer: TextTokenizer, source: dict[str, Any]
+) -> dict[str, Any]:
+    index = {
+        "format": FORMAT,
+        "vocab_size": tokenizer.vocab_size,
+        "end_of_text": tokenizer.end,
+        "tokenizer": tokenizer.fingerprint,
+        "provenance": {**source, "gva": gva.__version__},
+        "tokens": {split: sum(s.tokens for s in found) for split, found in shards.items()},
+        "splits": {split: [asdict(s) for s in found] for split, found in shards.items()},
+    }
+    write_atomically(out / INDEX, json.dumps(index, indent=2))
+    return index

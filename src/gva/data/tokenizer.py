@@ -1,0 +1,85 @@
+"""Tokenizers: any HuggingFace tokenizer.json, or a byte-level BPE trained on the data at hand."""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from gva.data.documents import DataError
+
+END_OF_TEXT = "<|endoftext|>"
+FILE = "tokenizer.json"
+
+
+@dataclass(frozen=True)
+class TextTokenizer:
+    """A tokenizer and the token that ends a document."""
+
+    tokenizer: Tokenizer
+    end: int
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id: what an embedding must hold."""
+        return max(self.tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+
+    @property
+    def fingerprint(self) -> str:
+        return hashlib.sha256(self.tokenizer.to_str().encode()).hexdigest()[:16]
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        """Token ids of each text, its end token last."""
+        return [[*e.ids, self.end] for e in self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def save(self, folder: Path) -> None:
+        """A folder that AutoTokenizer loads."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.tokenizer.save(str(folder / FILE))
+        end = self.tokenizer.id_to_token(self.end)
+        settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end, "model_max_length": 10**9}
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))
+
+
+def load_tokenizer(path: Path, end: str | None = None) -> TextTokenizer:
+    """From a tokenizer.json or the folder that holds one. The end token is `end`, or the folder's eos_token,
+    or whichever of the usual names the vocabulary has."""
+    file = path / FILE if path.is_dir() else path
+    if not file.is_file():
+        raise DataError(f"{file}: no such tokenizer; give a tokenizer.json or the folder that holds one")
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises plain Exception
+        raise DataError(f"{file}: not a tokenizer ({error})") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    settings = file.with_name("tokenizer_config.json")
+    declared = json.loads(settings.read_text()).get("eos_token") if settings.is_file() else None
+    declared = declared.get("content") if isinstance(declared, dict) else declared
+    names = [n for n in (end, declared, END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>") if n]
+    ids = [tokenizer.token_to_id(name) for name in names]
+    if end is not None and ids[0] is None:
+        raise DataError(f"{file}: no token {end!r} to end documents with")
+    found = next((i for i in ids if i is not None), None)
+    if found is None:
+        raise DataError(f"{file}: none of {names} is a token; say with --end which one ends a document")
+    return TextTokenizer(tokenizer, found)
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int, progress: bool = False) -> TextTokenizer:
+    """A byte-level BPE; the same texts in the same order give the same tokenizer."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=progress,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    end = tokenizer.token_to_id(END_OF_TEXT)
+    assert end is not None
+    return TextTokenizer(tokenizer, end)

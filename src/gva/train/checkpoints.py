@@ -1,0 +1,99 @@
+"""Checkpoints of a run: written in the background, atomic, the last good one surviving a kill at any moment."""
+
+import os
+import shutil
+import warnings
+from concurrent.futures import Future
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+
+from gva.train.parallel import Ranks
+
+UNFINISHED = ".unfinished"
+
+
+class CheckpointError(OSError):
+    """A checkpoint that could not be written or read, with what is left."""
+
+
+class Checkpoints:
+    """The folder `step-00000500`, ... of a run. A folder appears under that name once it is whole."""
+
+    def __init__(self, folder: Path, ranks: Ranks, keep: int) -> None:
+        self.folder, self.ranks, self.keep = folder, ranks, keep
+        self._pending: tuple[int, Future] | None = None
+        if ranks.first:
+            folder.mkdir(parents=True, exist_ok=True)
+            for left in folder.glob(f"*{UNFINISHED}"):
+                shutil.rmtree(left, ignore_errors=True)
+        dist.barrier(ranks.side)
+
+    def steps(self) -> list[int]:
+        """The steps of the whole checkpoints, oldest first."""
+        return sorted(int(path.name.removeprefix("step-")) for path in self.folder.glob("step-*[0-9]"))
+
+    def path(self, step: int) -> Path:
+        return self.folder / f"step-{step:08d}"
+
+    def save(self, step: int, state: dict[str, Tensor]) -> None:
+        """Copy the state aside and write it while training goes on; waits for the one before."""
+        self.finish()
+        # A copy of what lives on the host is ours to make: the writer would keep a view of it.
+        staged = {name: t.detach().clone() if t.device.type == "cpu" else t for name, t in state.items()}
+        target = self.path(step).with_name(self.path(step).name + UNFINISHED)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            future = dcp.async_save(staged, checkpoint_id=target, process_group=self.ranks.side)
+        self._pending = (step, future if isinstance(future, Future) else future.upload_completion)
+
+    def poll(self) -> None:
+        """Publish a checkpoint that has been written meanwhile. No rank waits for another."""
+        if self._pending is not None and self._pending[1].done() and self.ranks.world == 1:
+            self.finish()
+
+    def finish(self) -> None:
+        """Wait for the checkpoint under way and publish it."""
+        if self._pending is None:
+            return
+        step, future = self._pending
+        self._pending = None
+        try:
+            future.result()
+        except Exception as error:
+            good = self.steps()
+            left = f"the checkpoint of step {good[-1]} is whole" if good else "there is no earlier one"
+            raise CheckpointError(f"{self.path(step)}: could not be written ({error}); {left}") from error
+        dist.barrier(self.ranks.side)
+        if self.ranks.first:
+            os.replace(self.path(step).with_name(self.path(step).name + UNFINISHED), self.path(step))
+            for old in self.steps()[: -self.keep]:
+                shutil.rmtree(self.path(old), ignore_errors=True)
+        dist.barrier(self.ranks.side)
+
+    def load(self, step: int, state: dict[str, Tensor]) -> None:
+        """Read a checkpoint into these tensors, however it was sharded when written."""
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                dcp.load(state, checkpoint_id=self.path(step), process_group=self.ranks.side)
+        except Exception as error:
+            raise CheckpointError(
+                f"{self.path(step)}: cannot be read ({error}); remove it to go on from the one before"
+            ) from error
+
+
+def random_state(device: torch.device) -> dict[str, Tensor]:
+    state = {"random.cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        state["random.cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def set_random_state(state: dict[str, Tensor], device: torch.device) -> None:
+    torch.set_rng_state(state["random.cpu"])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state["random.cuda"], device)

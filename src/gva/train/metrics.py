@@ -1,0 +1,131 @@
+"""What a run leaves behind: metrics.jsonl, one line per step or event, TensorBoard, and a live line."""
+
+import json
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+METRICS = "metrics.jsonl"
+# Dense bf16 rates by the vendors' datasheets, for the share of them that training reaches.
+PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "B200": 2250e12}
+
+
+class NonFiniteLoss(ArithmeticError):
+    """Training cannot go on; says at which step, on which data, and what to try."""
+
+
+class Metrics:
+    """Collects tensors without waiting for them; `flush` brings a window of steps to the host at once."""
+
+    def __init__(self, out: Path, resumed_at: int, steps: int, active: bool, progress: bool) -> None:
+        self.path, self.active = out / METRICS, active
+        self.window: list[dict[str, Any]] = []
+        self.started = time.perf_counter()
+        self.bar = tqdm(total=steps, initial=resumed_at, unit="step", disable=not (active and progress))
+        self.board = None
+        if active:
+            _keep_until(self.path, resumed_at)
+            self.board = _tensorboard(out / "tensorboard", resumed_at)
+
+    def step(self, step: int, scalars: dict[str, Tensor], **plain: float) -> None:
+        """Remember a step; `scalars` stay on their device."""
+        self.window.append({"step": step, "scalars": scalars, **plain})
+
+    def flush(self, tokens_per_step: int, flops_per_token: float, devices: int) -> None:
+        """Write the window. Raises NonFiniteLoss if a loss or norm in it is not a number."""
+        if not self.window:
+            return
+        names = list(self.window[0]["scalars"])
+        values = torch.stack([torch.stack([w["scalars"][n].double().reshape(()) for n in names]) for w in self.window])
+        rows = values.tolist()
+        now = time.perf_counter()
+        rate = tokens_per_step * len(rows) / (now - self.started)
+        self.started = now
+        usage = {"tokens_per_second": rate, **_device_usage(rate, flops_per_token, devices)}
+        lines = []
+        for entry, row in zip(self.window, rows, strict=True):
+            plain = {k: v for k, v in entry.items() if k != "scalars"}
+            lines.append({"kind": "step", **plain, **dict(zip(names, row, strict=True)), **usage})
+        self.window = []
+        self.write(lines)
+        for line in lines:
+            if not math.isfinite(line["loss"]) or not math.isfinite(line["grad_norm"]):
+                raise NonFiniteLoss(f"loss {line['loss']}, gradient norm {line['grad_norm']} at step {line['step']}")
+        self.bar.n = lines[-1]["step"]
+        shown = {"loss": f"{lines[-1]['loss']:.4f}", "tok/s": f"{rate:,.0f}"}
+        if "mfu" in usage:
+            shown["MFU"] = f"{usage['mfu']:.1%}"
+        self.bar.set_postfix(shown)
+
+    def write(self, lines: list[dict[str, Any]]) -> None:
+        """Append lines, whole ones only, and mirror their numbers to TensorBoard."""
+        if not self.active:
+            return
+        with self.path.open("a") as file:
+            file.write("".join(json.dumps(line) + "\n" for line in lines))
+            file.flush()
+            os.fsync(file.fileno())
+        board = self.board
+        if board is None:
+            return
+        for line in lines:
+            for name, value in line.items():
+                if isinstance(value, int | float) and not isinstance(value, bool) and name != "step":
+                    board.add_scalar(f"{line['kind']}/{name}", value, line["step"])
+
+    def restart_clock(self) -> None:
+        """What was not training (evaluation, writing) does not count against its speed."""
+        self.started = time.perf_counter()
+
+    def close(self) -> None:
+        self.bar.close()
+        if self.board is not None:
+            self.board.close()
+
+
+def read_metrics(out: Path, kind: str | None = None) -> list[dict[str, Any]]:
+    """The lines of a run's metrics, of one kind or all; a last line cut short by a kill is left out."""
+    path = out / METRICS
+    lines = []
+    for text in path.read_text().splitlines() if path.is_file() else []:
+        try:
+            lines.append(json.loads(text))
+        except ValueError:
+            break
+    return [line for line in lines if kind is None or line["kind"] == kind]
+
+
+def is_done(out: Path) -> bool:
+    return bool(read_metrics(out, "done"))
+
+
+def _keep_until(path: Path, step: int) -> None:
+    """Drop what was logged after the checkpoint that a run goes on from: it will be logged again."""
+    kept = [line for line in read_metrics(path.parent) if line["step"] <= step and line["kind"] != "done"]
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
+    os.replace(temporary, path)
+
+
+def _device_usage(rate: float, flops_per_token: float, devices: int) -> dict[str, float]:
+    if not torch.cuda.is_available():
+        return {}
+    usage = {"memory_gib": torch.cuda.max_memory_allocated() / 2**30}
+    peak = next((p for name, p in PEAK_FLOPS.items() if name in torch.cuda.get_device_name()), None)
+    if peak is not None:
+        usage["mfu"] = rate * flops_per_token / (peak * devices)
+    return usage
+
+
+def _tensorboard(folder: Path, step: int) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:  # an extra; metrics.jsonl has the same numbers
+        return None
+    return SummaryWriter(str(folder), purge_step=step + 1)

@@ -1,0 +1,122 @@
+"""Parallelism, applied from outside: the model reads as if for one device.
+
+Order: activation checkpointing, compile, then FSDP2 or DDP. One process is a group of one, so that the loop
+has no second path.
+"""
+
+import datetime
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from gva.data.batches import IGNORED
+from gva.train.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Where this process stands among all of them."""
+
+    rank: int
+    world: int
+    device: torch.device
+    side: dist.ProcessGroup  # a second CPU group, for what runs beside the step: checkpoints, the wish to stop
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+
+@contextmanager
+def process_group(device: str | None = None) -> Iterator[Ranks]:
+    """Join the group torchrun describes, or one of our own."""
+    kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
+    if "RANK" in os.environ:
+        local = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if kind == "cuda" else torch.device("cpu")
+        if kind == "cuda":
+            torch.cuda.set_device(local)
+        dist.init_process_group(backend, timeout=datetime.timedelta(minutes=30))
+    else:
+        local = torch.device(kind, 0) if kind == "cuda" else torch.device("cpu")
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield Ranks(dist.get_rank(), dist.get_world_size(), local, dist.new_group(backend="gloo"))
+    finally:
+        dist.destroy_process_group()
+
+
+class SummedLoss(nn.Module):
+    """The model and its loss as one module, so that they compile and synchronise as one."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self, input_ids: Tensor, labels: Tensor, position_ids: Tensor | None = None, per_token: bool = False
+    ) -> Tensor:
+        """The cross entropy in nats, summed over all targets that count, or each target's own [B, T]."""
+        logits = self.model(input_ids=input_ids, position_ids=position_ids, use_cache=False).logits
+        reduction = "none" if per_token else "sum"
+        loss = nn.functional.cross_entropy(
+            logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED, reduction=reduction
+        )
+        return loss.view_as(labels) if per_token else loss
+
+
+def parallelize(model: nn.Module, recipe: Recipe, ranks: Ranks) -> nn.Module:
+    """A SummedLoss around the model, spread over the ranks as the recipe says."""
+    if recipe.activation_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
+    loss = SummedLoss(model)
+    if ranks.world > 1 and recipe.parallel == "fsdp":
+        mesh = init_device_mesh(ranks.device.type, (ranks.world,))
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        options: Any = {"mesh": mesh, **({"mp_policy": policy} if recipe.precision == "bf16" else {})}
+        for layer in model.model.layers:  # type: ignore[union-attr]
+            if recipe.compile:
+                layer.compile()
+            fully_shard(layer, **options)
+        fully_shard(loss, **options)
+        return loss
+    if recipe.compile:
+        loss.compile()
+    if ranks.world > 1:
+        devices = [ranks.device] if ranks.device.type == "cuda" else None
+        return nn.parallel.DistributedDataParallel(loss, device_ids=devices, gradient_as_bucket_view=True)
+    return loss
+
+
+@contextmanager
+def accumulating(module: nn.Module, last: bool) -> Iterator[None]:
+    """Gradients are exchanged with the last of several micro-batches only."""
+    if isinstance(module, nn.parallel.DistributedDataParallel) and not last:
+        with module.no_sync():
+            yield
+        return
+    if isinstance(module, FSDPModule):
+        module.set_requires_gradient_sync(last)
+    yield
+
+
+@contextmanager
+def arithmetic(recipe: Recipe, device: torch.device) -> Iterator[None]:
+    """The precision of the recipe, and its choice among torch's attention kernels."""
+    first, second = SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION
+    order = [first, second] if recipe.attention_backend == "cudnn" else [second, first]
+    order += [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    with (
+        sdpa_kernel(order, set_priority=True),
+        torch.autocast(device.type, torch.bfloat16, enabled=recipe.precision == "bf16"),
+    ):
+        yield
