@@ -1,3 +1,7 @@
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing here may wait for a network
+
 import pytest
 import torch
 from transformers.utils import logging

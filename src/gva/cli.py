@@ -24,6 +24,9 @@ class Parser(argparse.ArgumentParser):
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         parsed, unknown = self.parse_known_args(args, namespace)
+        if hasattr(parsed, "overrides"):  # key=value words may stand between options, which argparse does not expect
+            parsed.overrides += [word for word in unknown if "=" in word and not word.startswith("-")]
+            unknown = [word for word in unknown if word not in parsed.overrides]
         if unknown:
             options = self._options(parsed)
             told = ", ".join(f"{name}{nearest(name.split('=')[0], options)}" for name in unknown)
@@ -178,9 +181,7 @@ def _add_data(commands: Any) -> None:
     prepare.add_argument("--dataset", help="a HuggingFace dataset, streamed: HuggingFaceFW/fineweb-edu, or a folder")
     prepare.add_argument("--dataset-config", help="its configuration, such as sample-100BT")
     prepare.add_argument("--max-documents", type=int, help="stop the stream after so many")
-    prepare.add_argument(
-        "--valid", nargs="+", type=Path, help="validation files; else every 100th document"
-    )
+    prepare.add_argument("--valid", nargs="+", type=Path, help="validation files; else every 100th document")
     prepare.add_argument("--tokenizer", type=Path, help="tokenizer.json or its folder; else a BPE trained on the data")
     prepare.add_argument("--vocab-size", type=int, help="of a BPE trained here (16384; 2048 for the standard library)")
     prepare.add_argument("--end", help="the token that ends a document")

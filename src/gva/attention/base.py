@@ -22,10 +22,10 @@ FORMS = ("expanded", "absorbed")
 @dataclass(frozen=True)
 class KernelCall:
     """What transformers' attention kernels read off the module that calls them. Not the module itself, because
-    how often keys and values are to be repeated depends on the form and on the number of queries."""
+    how often keys and values are to be repeated depends on the form and on the number of queries; and nothing
+    that differs between layers, so that all of them compile to one graph."""
 
     config: Any
-    layer_idx: int
     training: bool
     num_key_value_groups: int
     is_causal: bool = True
@@ -131,7 +131,7 @@ class Attention(nn.Module):
             q = q.unflatten(1, (kept, -1)).squeeze(3)
             kwargs["is_causal"] = False
         kernel = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention)
-        call = KernelCall(self.config, self.layer_idx, self.training, q.shape[1] // kept)
+        call = KernelCall(self.config, self.training, q.shape[1] // kept)
         out, weights = kernel(call, q, k, v, attention_mask, dropout=0.0, scaling=self.scaling, **kwargs)
         out = out.transpose(1, 2)  # kernels answer [B, S, H, w]
         if fold:

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 
 from gva.train.parallel import Ranks
 
@@ -47,7 +48,7 @@ class Checkpoints:
         target = self.path(step).with_name(self.path(step).name + UNFINISHED)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            future = dcp.async_save(staged, checkpoint_id=target, process_group=self.ranks.side)
+            future = dcp.async_save(staged, checkpoint_id=target, process_group=self.ranks.writer)
         self._pending = (step, future if isinstance(future, Future) else future.upload_completion)
 
     def poll(self) -> None:
@@ -63,10 +64,10 @@ class Checkpoints:
         self._pending = None
         try:
             future.result()
-        except Exception as error:
+        except (Exception, CheckpointException) as error:
             good = self.steps()
             left = f"the checkpoint of step {good[-1]} is whole" if good else "there is no earlier one"
-            raise CheckpointError(f"{self.path(step)}: could not be written ({error}); {left}") from error
+            raise CheckpointError(f"{self.path(step)}: could not be written ({_reason(error)}); {left}") from error
         dist.barrier(self.ranks.side)
         if self.ranks.first:
             os.replace(self.path(step).with_name(self.path(step).name + UNFINISHED), self.path(step))
@@ -80,10 +81,15 @@ class Checkpoints:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 dcp.load(state, checkpoint_id=self.path(step), process_group=self.ranks.side)
-        except Exception as error:
+        except (Exception, CheckpointException) as error:
             raise CheckpointError(
-                f"{self.path(step)}: cannot be read ({error}); remove it to go on from the one before"
+                f"{self.path(step)}: cannot be read ({_reason(error)}); remove it to go on from the one before"
             ) from error
+
+
+def _reason(error: BaseException) -> str:
+    """The cause, without the traceback that the library puts into its message."""
+    return str(error).strip().splitlines()[-1]
 
 
 def random_state(device: torch.device) -> dict[str, Tensor]:

@@ -19,6 +19,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gva.data.batches import IGNORED
+from gva.model import GvaForCausalLM
 from gva.train.recipe import Recipe
 
 
@@ -29,7 +30,8 @@ class Ranks:
     rank: int
     world: int
     device: torch.device
-    side: dist.ProcessGroup  # a second CPU group, for what runs beside the step: checkpoints, the wish to stop
+    side: dist.ProcessGroup  # a CPU group beside the step's own: barriers, counts, the wish to stop
+    writer: dist.ProcessGroup  # a CPU group for the thread that writes checkpoints: its calls come at any time
 
     @property
     def first(self) -> bool:
@@ -50,47 +52,58 @@ def process_group(device: str | None = None) -> Iterator[Ranks]:
         local = torch.device(kind, 0) if kind == "cuda" else torch.device("cpu")
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     try:
-        yield Ranks(dist.get_rank(), dist.get_world_size(), local, dist.new_group(backend="gloo"))
+        yield Ranks(dist.get_rank(), dist.get_world_size(), local, *(dist.new_group(backend="gloo") for _ in range(2)))
     finally:
         dist.destroy_process_group()
 
 
 class SummedLoss(nn.Module):
-    """The model and its loss as one module, so that they compile and synchronise as one."""
+    """The model and its loss as one module, so that they synchronise as one."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: GvaForCausalLM) -> None:
         super().__init__()
         self.model = model
+        self.head = self._head
+
+    def compile_parts(self) -> None:
+        """Compile one layer, which serves for all of them, and the head with its loss: seconds, not minutes."""
+        for layer in self.model.model.layers:
+            layer.compile()
+        self.head = torch.compile(self._head)
 
     def forward(
         self, input_ids: Tensor, labels: Tensor, position_ids: Tensor | None = None, per_token: bool = False
     ) -> Tensor:
         """The cross entropy in nats, summed over all targets that count, or each target's own [B, T]."""
-        logits = self.model(input_ids=input_ids, position_ids=position_ids, use_cache=False).logits
+        embedded = self.model.get_input_embeddings()(input_ids)
+        if torch.is_autocast_enabled(embedded.device.type):
+            # The residual stream is in half precision too, as it is where weights are sharded in half precision.
+            embedded = embedded.to(torch.get_autocast_dtype(embedded.device.type))
+        hidden = self.model.model(inputs_embeds=embedded, position_ids=position_ids, use_cache=False)[0]
+        return self.head(hidden, labels, per_token)
+
+    def _head(self, hidden: Tensor, labels: Tensor, per_token: bool) -> Tensor:
+        logits = self.model.lm_head(hidden).flatten(0, 1).float()
         reduction = "none" if per_token else "sum"
-        loss = nn.functional.cross_entropy(
-            logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED, reduction=reduction
-        )
+        loss = nn.functional.cross_entropy(logits, labels.flatten(), ignore_index=IGNORED, reduction=reduction)
         return loss.view_as(labels) if per_token else loss
 
 
-def parallelize(model: nn.Module, recipe: Recipe, ranks: Ranks) -> nn.Module:
+def parallelize(model: GvaForCausalLM, recipe: Recipe, ranks: Ranks) -> nn.Module:
     """A SummedLoss around the model, spread over the ranks as the recipe says."""
     if recipe.activation_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
+        model.gradient_checkpointing_enable({"use_reentrant": False})
     loss = SummedLoss(model)
+    if recipe.compile:
+        loss.compile_parts()
     if ranks.world > 1 and recipe.parallel == "fsdp":
         mesh = init_device_mesh(ranks.device.type, (ranks.world,))
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         options: Any = {"mesh": mesh, **({"mp_policy": policy} if recipe.precision == "bf16" else {})}
-        for layer in model.model.layers:  # type: ignore[union-attr]
-            if recipe.compile:
-                layer.compile()
+        for layer in model.model.layers:
             fully_shard(layer, **options)
         fully_shard(loss, **options)
         return loss
-    if recipe.compile:
-        loss.compile()
     if ranks.world > 1:
         devices = [ranks.device] if ranks.device.type == "cuda" else None
         return nn.parallel.DistributedDataParallel(loss, device_ids=devices, gradient_as_bucket_view=True)

@@ -1,0 +1,167 @@
+"""Training speed of the variants against GQA, in one run: tokens per second, MFU, and what the loop costs.
+
+    python benchmarks/train.py --variants gqa,gva-drope-16 --csv benchmarks/results/train.csv
+
+`bare` is forward, backward and optimizer on a batch that lies on the device; `loop` adds what `gva train` does
+besides: loading, clipping, metrics. The floor is the model's FLOPs over the device's peak.
+"""
+
+import argparse
+import csv
+import json
+import statistics
+import subprocess
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from gva import cost
+from gva.data.shards import FORMAT, TokenDataset, write_atomically, write_shard
+from gva.train import loop
+from gva.train.metrics import PEAK_FLOPS, Metrics
+from gva.train.parallel import arithmetic, process_group
+from gva.train.recipe import build
+
+
+def random_data(folder: Path, vocabulary: int, tokens: int) -> TokenDataset:
+    """Uniform tokens: speed does not depend on what they say."""
+    drawn = np.random.default_rng(0).integers(0, vocabulary, tokens, dtype=np.uint16)
+    shard = write_shard(folder, "train-00000", [drawn], tokens, {})
+    index = {"format": FORMAT, "vocab_size": vocabulary, "splits": {"train": [asdict(shard)]}}
+    write_atomically(folder / "index.json", json.dumps(index))
+    return TokenDataset(folder)
+
+
+def wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def seconds_per_step(step, steps: int, device: torch.device) -> list[float]:
+    """Wall time per step, in chunks of five so that the device is rarely waited for."""
+    times = []
+    for _ in range(steps // 5):
+        wait(device)
+        start = time.perf_counter()
+        for _ in range(5):
+            step()
+        wait(device)
+        times.append((time.perf_counter() - start) / 5)
+    return times
+
+
+def measure(variant: str, arguments: argparse.Namespace, folder: Path) -> dict:
+    overrides = {"length": arguments.length, "global_batch": arguments.batch, "micro_batch": arguments.batch}
+    overrides |= {"attention_backend": arguments.backend, "steps": 10_000, "compile": not arguments.eager}
+    config, recipe = build(arguments.preset, variant, overrides)
+    dataset = random_data(folder, config.vocab_size - 1, 64 * arguments.batch * arguments.length + 1)
+    torch._dynamo.reset()
+    with process_group(arguments.device) as ranks:
+        run = loop._build(config, recipe, dataset, ranks)
+        batch = {k: v.to(ranks.device) for k, v in run.batches.load(run.batches.indices(0)).items()}
+        targets = recipe.global_batch * recipe.length
+
+        def bare() -> None:
+            with arithmetic(recipe, ranks.device):
+                loss = run.loss(**batch)
+                (loss / targets).backward()
+            run.optimizer.step()
+            run.optimizer.zero_grad(set_to_none=True)
+
+        metrics = Metrics(folder, 0, recipe.steps, True, False)
+        flops = cost.train_flops_per_token(config, recipe.length)
+
+        def whole() -> None:
+            scalars = loop.train_step(run)
+            run.step += 1
+            metrics.step(run.step, scalars, lr=0.0, tokens=0)
+            if run.step % recipe.log_every == 0:
+                metrics.flush(targets, flops, 1)
+
+        start = time.perf_counter()
+        bare()
+        whole()
+        wait(ranks.device)
+        compiled = time.perf_counter() - start
+        seconds_per_step(bare, 5, ranks.device)
+        bare_times = seconds_per_step(bare, arguments.steps, ranks.device)
+        seconds_per_step(whole, 5, ranks.device)
+        loop_times = seconds_per_step(whole, arguments.steps, ranks.device)
+        metrics.close()
+        (folder / "metrics.jsonl").unlink()
+    name = torch.cuda.get_device_name() if ranks.device.type == "cuda" else "cpu"
+    peak = next((p for key, p in PEAK_FLOPS.items() if key in name), float("nan"))
+    bare_s, loop_s = statistics.median(bare_times), statistics.median(loop_times)
+    memory = torch.cuda.max_memory_allocated() / 2**30 if ranks.device.type == "cuda" else float("nan")
+    if ranks.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    return {
+        "preset": arguments.preset,
+        "variant": variant,
+        "batch": arguments.batch,
+        "length": arguments.length,
+        "backend": arguments.backend,
+        "parameters": cost.parameters(config)["total"],
+        "bare_ms": 1e3 * bare_s,
+        "bare_spread_ms": 1e3 * (max(bare_times) - min(bare_times)),
+        "loop_ms": 1e3 * loop_s,
+        "loop_over_bare": loop_s / bare_s,
+        "tokens_per_second": targets / bare_s,
+        "loop_tokens_per_second": targets / loop_s,
+        "mfu": targets / bare_s * flops / peak,
+        "floor_ms": 1e3 * targets * flops / peak,
+        "memory_gib": memory,
+        "first_step_s": compiled,
+        "gpu": name,
+        "torch": torch.__version__,
+        "commit": arguments.commit,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", default="paper-350m")
+    parser.add_argument("--variants", default="gqa,gva-drope-16,mla,shared-kv")
+    parser.add_argument("--batch", type=int, default=16, help="sequences per step")
+    parser.add_argument("--length", type=int, default=2048)
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--backend", default="cudnn", choices=["cudnn", "flash"])
+    parser.add_argument("--device")
+    parser.add_argument("--eager", action="store_true", help="no torch.compile")
+    parser.add_argument("--csv", type=Path, help="append the rows here")
+    parser.add_argument("--commit", help="what to record; by default that of the working tree")
+    arguments = parser.parse_args()
+    if arguments.commit is None:
+        described = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True)
+        arguments.commit = described.stdout.strip() or "unknown"
+    rows = []
+    for variant in arguments.variants.split(","):
+        with tempfile.TemporaryDirectory() as folder:
+            row = measure(variant, arguments, Path(folder))
+        row["against_first"] = row["tokens_per_second"] / (
+            rows[0]["tokens_per_second"] if rows else row["tokens_per_second"]
+        )
+        rows.append(row)
+        print(
+            f"{variant:19s} {row['tokens_per_second']:>11,.0f} tok/s  MFU {row['mfu']:6.1%}  "
+            f"x{row['against_first']:.3f}  "
+            f"step {row['bare_ms']:.1f} ms (floor {row['floor_ms']:.1f}), loop x{row['loop_over_bare']:.3f}, "
+            f"{row['memory_gib']:.1f} GiB, first step {row['first_step_s']:.0f} s",
+            flush=True,
+        )
+        if arguments.csv is not None:
+            arguments.csv.parent.mkdir(parents=True, exist_ok=True)
+            fresh = not arguments.csv.is_file()
+            with arguments.csv.open("a", newline="") as file:
+                writer = csv.DictWriter(file, list(row))
+                if fresh:
+                    writer.writeheader()
+                writer.writerow(row)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""Runs: several ranks equal one, every variant learns, what went wrong is said."""
+
+import errno
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from gva import VARIANTS
+from gva.data.batches import Batches
+from gva.data.shards import TokenDataset
+from gva.train import loop
+from gva.train.checkpoints import CheckpointError, Checkpoints
+from gva.train.metrics import NonFiniteLoss, is_done, read_metrics
+from gva.train.parallel import process_group
+from gva.train.recipe import build, read_overrides
+from train.runs import SIZE, command, finish
+
+
+def run_here(data, out, *words, variant="gva-drope-16", steps=12):
+    overrides = read_overrides(None, [*SIZE, *words]) | {"steps": steps}
+    config, recipe = build("demo", variant, overrides, TokenDataset(data).vocab_size)
+    loop.train(config, recipe, data, out, device="cpu", progress=False)
+    return read_metrics(out, "step")
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_variant_learns(tmp_path, data, variant):
+    lines = run_here(data, tmp_path, "lr=0.01", variant=variant, steps=25)
+    assert [line["step"] for line in lines] == list(range(1, 26))
+    assert lines[-1]["loss"] < lines[0]["loss"] - 0.5
+    assert all(line["grad_norm_clipped"] <= line["grad_norm"] * (1 + 1e-6) for line in lines)
+    assert {"lr", "tokens", "tokens_per_second", "clipped"} <= lines[0].keys()
+    assert is_done(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    ids = tokenizer("import os\n", return_tensors="pt").input_ids
+    assert tokenizer.decode(model.generate(ids, max_new_tokens=4, pad_token_id=0)[0]).startswith("import os")
+
+
+def test_the_exported_model_is_the_trained_one(tmp_path, data):
+    """Its validation loss, computed from the HuggingFace folder, is the one the run reported."""
+    run_here(data, tmp_path, steps=20)
+    (reported,) = [line for line in read_metrics(tmp_path, "eval") if line["step"] == 20]
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model").eval()
+    batch = Batches(TokenDataset(data, "valid"), 48, 1, 0).load([0, 1, 2, 3])
+    with torch.no_grad():
+        logits = model(batch["input_ids"]).logits
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
+    assert loss.item() == pytest.approx(reported["valid_loss"], rel=1e-5)
+    assert len(reported["loss_by_position"]) == 16
+    per_token = TokenDataset(data, "valid").bytes_per_token
+    assert reported["bits_per_byte"] == pytest.approx(reported["valid_loss"] / 0.693147 / per_token, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "words", [["parallel=ddp"], ["parallel=fsdp"], ["parallel=ddp", "document_mask=true"]], ids=str
+)
+def test_two_ranks_give_the_loss_of_one(tmp_path, data, words):
+    finish(command(data, tmp_path / "one", "--steps", "20", *words))
+    finish(command(data, tmp_path / "two", "--steps", "20", *words, ranks=2))
+    one, two = (read_metrics(tmp_path / name, "step") for name in ("one", "two"))
+    assert len(one) == len(two) == 20
+    assert [line["loss"] for line in two] == pytest.approx([line["loss"] for line in one], rel=1e-5)
+    assert two[0]["grad_norm"] == pytest.approx(one[0]["grad_norm"], rel=1e-5)
+    a, b = (AutoModelForCausalLM.from_pretrained(tmp_path / name / "model") for name in ("one", "two"))
+    for (name, x), (_, y) in zip(a.named_parameters(), b.named_parameters(), strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-3, atol=1e-4, msg=name)
+
+
+def test_accumulation_and_checkpointing_change_no_loss(tmp_path, data):
+    whole = run_here(data, tmp_path / "a", "micro_batch=8")
+    for number, words in enumerate((["micro_batch=3"], ["activation_checkpointing=true"])):
+        other = run_here(data, tmp_path / str(number), *words)
+        assert [x["loss"] for x in other] == pytest.approx([x["loss"] for x in whole], rel=1e-5)
+
+
+def test_seeds_fix_weights_and_order(tmp_path, data):
+    def first(name, *words, variant="gva-drope-16"):
+        return run_here(data, tmp_path / name, *words, variant=variant, steps=2)
+
+    same, again, other = first("a"), first("b"), first("c", "seed=1")
+    assert [x["loss"] for x in same] == [x["loss"] for x in again]
+    assert same[0]["loss"] != other[0]["loss"]
+    batches = [Batches(TokenDataset(data), 48, 8, seed).indices(0) for seed in (0, 1)]
+    assert batches[0] != batches[1]
+    _, recipe = build("demo", "gqa", {"seed": 1, "data_seed": 0})
+    assert (recipe.seed, recipe.order_seed) == (1, 0)
+
+
+def test_compiled_training_follows_eager(tmp_path, data):
+    eager = run_here(data, tmp_path / "eager", steps=6)
+    compiled = run_here(data, tmp_path / "compiled", "compile=true", steps=6)
+    assert [x["loss"] for x in compiled] == pytest.approx([x["loss"] for x in eager], rel=1e-4)
+
+
+def test_diagnostics_on_request(tmp_path, data):
+    run_here(data, tmp_path, "diagnostics_every=10", steps=20)
+    lines = read_metrics(tmp_path, "diagnostics")
+    assert [line["step"] for line in lines] == [10, 20]
+    heads = lines[0]["previous_token_attention"]
+    assert [len(layer) for layer in heads] == [4, 4]
+    assert all(0 < weight < 1 for layer in heads for weight in layer)
+    assert set(lines[0]["qk_scales"][0]) == {"q_nope", "k_nope", "q_rope", "k_rope", "v"}
+    assert lines[0]["second_copy_loss"] == pytest.approx(lines[0]["first_copy_loss"], abs=0.5)
+    assert all("in_context_score" in line for line in read_metrics(tmp_path, "eval"))
+
+
+def test_nan_stops_with_the_step_the_batch_and_what_to_try(tmp_path, data, monkeypatch):
+    real = loop.train_step
+
+    def broken(run):
+        if run.step == 6:
+            next(run.model.parameters()).data.fill_(float("nan"))
+        return real(run)
+
+    monkeypatch.setattr(loop, "train_step", broken)
+    with pytest.raises(NonFiniteLoss, match=r"loss nan.* at step 7: stopped; its batch was .*Try a lower lr"):
+        run_here(data, tmp_path, "checkpoint_every=5", steps=20)
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step-00000005"]
+    monkeypatch.setattr(loop, "train_step", real)
+    assert run_here(data, tmp_path, "checkpoint_every=5", steps=20)[-1]["step"] == 20
+
+
+def test_a_full_disk_names_the_checkpoint_that_is_left(tmp_path, data, monkeypatch):
+    import torch.distributed.checkpoint.filesystem as filesystem
+
+    real = filesystem.FileSystemWriter.write_data
+
+    def full(self, plan, planner):
+        if "00000010" in str(self.path):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(self, plan, planner)
+
+    monkeypatch.setattr(filesystem.FileSystemWriter, "write_data", full)
+    with pytest.raises(CheckpointError, match=r"step-00000010: could not be written .*No space left.*step 5 is whole"):
+        run_here(data, tmp_path, "checkpoint_every=5", steps=20)
+    with process_group("cpu") as ranks:
+        assert Checkpoints(tmp_path / "checkpoints", ranks, keep=2).steps() == [5]
+
+
+def test_what_does_not_fit_is_told_before_anything_is_written(tmp_path, data):
+    with pytest.raises(ValueError, match=r"length=512: exceeds max_position_embeddings=256"):
+        run_here(data, tmp_path / "out", "length=512")
+    with pytest.raises(ValueError, match=r"vocab_size=64: the data has 512 tokens"):
+        run_here(data, tmp_path / "out", "vocab_size=64")
+    assert not (tmp_path / "out").exists()
+
+
+def test_only_the_last_checkpoints_are_kept(tmp_path, data):
+    run_here(data, tmp_path, "checkpoint_every=3", "keep_checkpoints=2", steps=12)
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["step-00000009", "step-00000012"]
