@@ -1,6 +1,6 @@
 """What every attention shares: queries, the cache, the choice between two forms, the call into a kernel.
 
-A subclass projects its keys and values, caches what it must, and hands `attend` a query, a key and a value.
+A subclass says in `project` what its queries, keys and values are and what of them is cached.
 Tensors inside are [B, heads, S or T, width]. Head counts are read off tensors, never off the config, so that
 the same code runs on the heads of one tensor-parallel rank.
 """
@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from transformers import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from gva.attention.rope import Rotation
 from gva.errors import check_choice
 
 FORMS = ("expanded", "absorbed")
@@ -54,16 +55,33 @@ class Attention(nn.Module):
     def forward(
         self,
         hidden_states: Tensor,
-        position_embeddings: tuple[Tensor, Tensor],
-        key_position_embeddings: tuple[Tensor, Tensor] | None = None,
+        position_embeddings: Rotation,
+        key_position_embeddings: Rotation | None = None,
         attention_mask: Tensor | None = None,
         past_key_values: Cache | None = None,
         attention_form: str | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Attend from hidden_states [B, S, hidden_size]; returns the same shape and the weights, if the kernel
-        gives them. `attention_form` forces 'expanded' or 'absorbed'; None takes the cheaper one."""
+        gives them. `attention_form` forces 'expanded' or 'absorbed'; None takes the cheaper one. Keys that are
+        rebuilt from a cache have positions of their own."""
+        form = self.choose_form(attention_form, past_key_values is not None, hidden_states.shape[1])
+        positions = position_embeddings, key_position_embeddings or position_embeddings
+        q, k, v = self.project(hidden_states, positions, past_key_values, form)
+        attended, weights = self.attend(q, k, v, attention_mask, **kwargs)
+        joined = self.values_of(attended, form).transpose(1, 2).flatten(2)
+        return self.o_proj(joined), weights
+
+    def project(
+        self, hidden_states: Tensor, positions: tuple[Rotation, Rotation], cache: Cache | None, form: str
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The queries of hidden_states and, after the cache took what it keeps, the keys and values of all
+        tokens: q [B, H, S, d_qk], k and v [B, H or G, T, ...]. `positions` are those of queries and of keys."""
         raise NotImplementedError
+
+    def values_of(self, attended: Tensor, form: str) -> Tensor:
+        """Attended values [B, H, S, d_h]; the attended state itself, unless absorption leaves something to do."""
+        return attended
 
     def slices(self, hidden_states: Tensor) -> dict[str, Tensor | None]:
         """Unrotated q_nope, k_nope, q_rope, k_rope and v of hidden_states, for diagnostics. Without a decoupled
@@ -138,10 +156,6 @@ class Attention(nn.Module):
             out = out.flatten(1, 2).unsqueeze(2)
             weights = None if weights is None else weights.flatten(1, 2).unsqueeze(2)
         return out, weights
-
-    def output(self, attended: Tensor) -> Tensor:
-        """Heads joined and projected: [B, H, S, d_h] -> [B, S, hidden_size]."""
-        return self.o_proj(attended.transpose(1, 2).flatten(2))
 
 
 def split_heads(x: Tensor, width: int) -> Tensor:

@@ -15,23 +15,11 @@ class GroupedQueryAttention(Attention):
         self.k_proj = nn.Linear(config.hidden_size, width, bias=False)
         self.v_proj = nn.Linear(config.hidden_size, width, bias=False)
 
-    def forward(
-        self,
-        hidden_states,
-        position_embeddings,
-        key_position_embeddings=None,
-        attention_mask=None,
-        past_key_values=None,
-        attention_form=None,
-        **kwargs,
-    ):
-        self.choose_form(attention_form, past_key_values is not None, hidden_states.shape[1])
-        q = rotate(self.queries(hidden_states), position_embeddings)
-        k = rotate(split_heads(self.k_proj(hidden_states), self.config.value_head_dim), position_embeddings)
+    def project(self, hidden_states, positions, cache, form):
+        q = rotate(self.queries(hidden_states), positions[0])
+        k = rotate(split_heads(self.k_proj(hidden_states), self.config.value_head_dim), positions[0])
         v = split_heads(self.v_proj(hidden_states), self.config.value_head_dim)
-        k, v = self.update_cache(past_key_values, k, v)
-        attended, weights = self.attend(q, k, v, attention_mask, **kwargs)
-        return self.output(attended), weights
+        return q, *self.update_cache(cache, k, v)
 
     def slices(self, hidden_states: Tensor) -> dict[str, Tensor | None]:
         d_h = self.config.value_head_dim

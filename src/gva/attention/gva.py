@@ -32,8 +32,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gva.attention.base import Attention, local, split_heads
-from gva.attention.rope import rotate
+from gva.attention.base import local, split_heads
+from gva.attention.decoupled import DecoupledAttention
 from gva.attention.shared_kv import SharedKeyValueAttention
 
 
@@ -69,13 +69,12 @@ class RotatedGroupedValueAttention(SharedKeyValueAttention):
         return self.key_map.rebuild_keys(v)
 
 
-class GroupedValueAttention(Attention):
+class GroupedValueAttention(DecoupledAttention):
     """positional='decoupled': grouped values and one shared rotated key are cached, and content keys absorb."""
 
     def __init__(self, config: Any, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
         self.v_proj = nn.Linear(config.hidden_size, config.num_value_groups * config.value_head_dim, bias=False)
-        self.k_rope_proj = nn.Linear(config.hidden_size, config.rope_dim, bias=False)
         self.key_map = self.make_map(config)
 
     def make_map(self, config: Any) -> Any:
@@ -87,39 +86,11 @@ class GroupedValueAttention(Attention):
         d_h, d_n = self.config.value_head_dim, self.config.content_dim
         return d_h * d_n / (d_h - d_n) if d_n < d_h else float("inf")
 
-    def forward(
-        self,
-        hidden_states,
-        position_embeddings,
-        key_position_embeddings=None,
-        attention_mask=None,
-        past_key_values=None,
-        attention_form=None,
-        **kwargs,
-    ):
-        form = self.choose_form(attention_form, past_key_values is not None, hidden_states.shape[1])
-        q_nope, q_rope = self.split_query(self.queries(hidden_states))
-        q_rope = rotate(q_rope, position_embeddings)
-        k_rope = rotate(self.k_rope_proj(hidden_states)[:, None], position_embeddings)
-        # The groups are cached side by side in one head, because a static cache gives K and V the same heads.
-        k_rope, v = self.update_cache(past_key_values, k_rope, self.v_proj(hidden_states)[:, None])
-        v = split_heads(v.squeeze(1), self.config.value_head_dim)
-        if form == "absorbed":
-            q_nope, k_nope = self.key_map.absorb(q_nope), v
-        else:
-            k_nope = self.key_map.rebuild_keys(v)
-        q = torch.cat((q_nope, q_rope), dim=-1)
-        k = torch.cat((k_nope, k_rope.expand(-1, k_nope.shape[1], -1, -1)), dim=-1)
-        attended, weights = self.attend(q, k, v, attention_mask, **kwargs)
-        return self.output(attended), weights
+    def state(self, hidden_states: Tensor) -> Tensor:
+        return self.v_proj(hidden_states)
 
-    def slices(self, hidden_states: Tensor) -> dict[str, Tensor | None]:
-        q_nope, q_rope = self.split_query(self.queries(hidden_states))
-        v = split_heads(self.v_proj(hidden_states), self.config.value_head_dim)
-        return {
-            "q_nope": q_nope,
-            "k_nope": self.key_map.rebuild_keys(v),
-            "q_rope": q_rope,
-            "k_rope": self.k_rope_proj(hidden_states)[:, None],
-            "v": v,
-        }
+    def content(self, q_nope: Tensor, state: Tensor, form: str) -> tuple[Tensor, Tensor, Tensor]:
+        v = split_heads(state, self.config.value_head_dim)
+        if form == "absorbed":
+            return self.key_map.absorb(q_nope), v, v
+        return q_nope, self.key_map.rebuild_keys(v), v

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+Rotation = tuple[Tensor, Tensor]  # cos and sin, [B, 1, S, rotated_dim / 2]
+
 
 def frequencies(
     config: Any, device: torch.device | None = None, dtype: torch.dtype = torch.float32
@@ -60,7 +62,7 @@ def _yarn_attention_factor(parameters: dict, factor: float) -> float:
     return magnitude(factor)
 
 
-def tables(config: Any, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def tables(config: Any, positions: Tensor, dtype: torch.dtype) -> Rotation:
     """cos and sin [B, 1, S, rotated_dim / 2] for positions [B, S], to broadcast over heads.
 
     They stay in float32 (float64 for a float64 model): a bfloat16 table would blur the angle itself.
@@ -71,9 +73,9 @@ def tables(config: Any, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, 
     return angles.cos() * factor, angles.sin() * factor
 
 
-def rotate(x: Tensor, position_embeddings: tuple[Tensor, Tensor]) -> Tensor:
+def rotate(x: Tensor, rotation: Rotation) -> Tensor:
     """Turn x [B, heads, S, rotated_dim], pairing dimension i with i + rotated_dim / 2."""
-    cos, sin = position_embeddings
+    cos, sin = rotation
     first, second = x.chunk(2, dim=-1)
     turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
     return turned.to(x.dtype)

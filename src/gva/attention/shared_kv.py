@@ -13,27 +13,13 @@ class SharedKeyValueAttention(Attention):
         super().__init__(config, layer_idx)
         self.v_proj = nn.Linear(config.hidden_size, config.num_value_groups * config.value_head_dim, bias=False)
 
-    def forward(
-        self,
-        hidden_states,
-        position_embeddings,
-        key_position_embeddings=None,
-        attention_mask=None,
-        past_key_values=None,
-        attention_form=None,
-        **kwargs,
-    ):
-        self.choose_form(attention_form, past_key_values is not None, hidden_states.shape[1])
-        q = rotate(self.queries(hidden_states), position_embeddings)
+    def project(self, hidden_states, positions, cache, form):
+        q = rotate(self.queries(hidden_states), positions[0])
         v = self.v_proj(hidden_states)
-        if past_key_values is not None:
-            v = self.cached_values(past_key_values, v)
-        v = split_heads(v, self.config.value_head_dim)
+        v = split_heads(v if cache is None else self.cached_values(cache, v), self.config.value_head_dim)
         # With a cache, keys and queries are rotated by slot: positions up to a shift per row, and only differences
         # of positions enter a score.
-        k = rotate(self.rebuild_keys(v), key_position_embeddings or position_embeddings)
-        attended, weights = self.attend(q, k, v, attention_mask, **kwargs)
-        return self.output(attended), weights
+        return q, rotate(self.rebuild_keys(v), positions[1]), v
 
     def cached_values(self, cache: Any, v: Tensor) -> Tensor:
         """Append v [B, S, G d_h]; returns all of it, [B, T, G d_h].
