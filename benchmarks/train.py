@@ -54,6 +54,21 @@ def seconds_per_step(step, steps: int, device: torch.device) -> list[float]:
     return times
 
 
+def kernel_times(step, device: torch.device, rows: int = 25) -> str:
+    """Where the device spends three steps, by kernel."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if device.type == "cuda":
+        activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        for _ in range(3):
+            step()
+        wait(device)
+    kernels = sorted(profile.key_averages(), key=lambda e: -e.self_device_time_total)
+    return "\n".join(
+        f"{e.self_device_time_total / 3e3:8.2f} ms {e.count // 3:5d}x  {e.key[:100]}" for e in kernels[:rows]
+    )
+
+
 def measure(variant: str, arguments: argparse.Namespace, folder: Path) -> dict:
     overrides = {"length": arguments.length, "global_batch": arguments.batch, "micro_batch": arguments.batch}
     overrides |= {"attention_backend": arguments.backend, "steps": 10_000, "compile": not arguments.eager}
@@ -89,6 +104,8 @@ def measure(variant: str, arguments: argparse.Namespace, folder: Path) -> dict:
         compiled = time.perf_counter() - start
         seconds_per_step(bare, 5, ranks.device)
         bare_times = seconds_per_step(bare, arguments.steps, ranks.device)
+        if arguments.profile:
+            print(kernel_times(bare, ranks.device), flush=True)
         seconds_per_step(whole, 5, ranks.device)
         loop_times = seconds_per_step(whole, arguments.steps, ranks.device)
         metrics.close()
@@ -132,6 +149,7 @@ def main() -> None:
     parser.add_argument("--backend", default="cudnn", choices=["cudnn", "flash"])
     parser.add_argument("--device")
     parser.add_argument("--eager", action="store_true", help="no torch.compile")
+    parser.add_argument("--profile", action="store_true", help="print where the device spends a bare step")
     parser.add_argument("--csv", type=Path, help="append the rows here")
     parser.add_argument("--commit", help="what to record; by default that of the working tree")
     arguments = parser.parse_args()
