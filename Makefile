@@ -17,7 +17,7 @@ test: $(VENV)/.dev
 test-oldest: $(OLDEST)/.dev
 	$(OLDEST)/bin/python -m pytest -m "hf and not gpu"
 
-# On a machine with an NVIDIA GPU and its own torch: `make gpu-test PYTHON=python3` uses that python as it is.
+# On a machine with an NVIDIA GPU, with its own python and torch as they are.
 gpu-test:
 	PYTHONPATH=src $(PYTHON) -m pytest -m gpu
 

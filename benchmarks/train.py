@@ -71,7 +71,7 @@ def kernel_times(step, device: torch.device, rows: int = 25) -> str:
 
 def measure(variant: str, arguments: argparse.Namespace, folder: Path) -> dict:
     overrides = {"length": arguments.length, "global_batch": arguments.batch, "micro_batch": arguments.batch}
-    overrides |= {"attention_backend": arguments.backend, "steps": 10_000, "compile": not arguments.eager}
+    overrides |= {"steps": 10_000, "compile": not arguments.eager}
     config, recipe = build(arguments.preset, variant, overrides)
     dataset = random_data(folder, config.vocab_size - 1, 64 * arguments.batch * arguments.length + 1)
     torch._dynamo.reset()
@@ -121,7 +121,6 @@ def measure(variant: str, arguments: argparse.Namespace, folder: Path) -> dict:
         "variant": variant,
         "batch": arguments.batch,
         "length": arguments.length,
-        "backend": arguments.backend,
         "parameters": cost.parameters(config)["total"],
         "bare_ms": 1e3 * bare_s,
         "bare_spread_ms": 1e3 * (max(bare_times) - min(bare_times)),
@@ -146,7 +145,6 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16, help="sequences per step")
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--backend", default="cudnn", choices=["cudnn", "flash"])
     parser.add_argument("--device")
     parser.add_argument("--eager", action="store_true", help="no torch.compile")
     parser.add_argument("--profile", action="store_true", help="print where the device spends a bare step")

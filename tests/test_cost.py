@@ -8,7 +8,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import DynamicCache
 
-from gva import PRESETS, VARIANTS, GvaConfig, GvaForCausalLM, cost
+from gva import PRESETS, VARIANTS, GvaConfig, GvaForCausalLM, cost, ops
 from models import tiny_config, tiny_model, tokens
 
 
@@ -64,6 +64,12 @@ def test_fp8_rows_count_scales_and_padding():
     assert cost.cache_row_bytes(mla, "fp8") == 304  # 256 + 32 + 4 padded
 
 
+@pytest.mark.parametrize(("G", "d_h", "d_r"), [(4, 64, 16), (1, 128, 8), (3, 96, 32), (8, 128, 64)])
+def test_fp8_rows_are_those_of_the_kernels(G, d_h, d_r):
+    config = GvaConfig(num_attention_heads=2 * G, num_value_groups=G, value_head_dim=d_h, rope_dim=d_r)
+    assert cost.cache_row_bytes(config, "fp8") == ops.packed_row_bytes(G, d_h, d_r)
+
+
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_decode_flops_equal_what_a_step_computes(variant, batch):
@@ -116,7 +122,7 @@ def test_sizes_that_are_none():
         cost.parse_size("80 gigs")
 
 
-@pytest.mark.parametrize("module", ["gva", "gva.cost"])
+@pytest.mark.parametrize("module", ["gva", "gva.cost", "gva.ops"])
 def test_counting_and_ops_load_no_transformers(module):
     code = f"import {module}, sys; print(sorted(set(sys.modules) & {{'transformers', 'triton', 'datasets', 'vllm'}}))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

@@ -1,0 +1,34 @@
+"""FlashAttention-3 as a peer, through the shared object that vLLM ships (`_vllm_fa3_C.abi3.so`)."""
+
+from __future__ import annotations
+
+import torch
+
+
+def load(path: str) -> None:
+    """Registers torch.ops._vllm_fa3_C."""
+    torch.ops.load_library(path)
+
+
+def metadata(
+    seq_lens: torch.Tensor, *, S: int, max_len: int, H: int, G: int, d_h: int, dtype: torch.dtype,
+    page: int | None, cu_seqlens_q: torch.Tensor | None, splits: int = 0,
+) -> torch.Tensor:  # fmt: skip
+    """The scheduler metadata that FA3 would otherwise compute in every call."""
+    return torch.ops._vllm_fa3_C.get_scheduler_metadata(
+        len(seq_lens), S, max_len, H, G, d_h, d_h, dtype, seq_lens, cu_seqlens_q, None, None, None, None, page, 0,
+        S > 1, -1, -1, False, splits, None, 0)  # fmt: skip
+
+
+def attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seq_lens: torch.Tensor, *, S: int, max_len: int, scale: float,
+    block_table: torch.Tensor | None = None, cu_seqlens_q: torch.Tensor | None = None,
+    scheduler: torch.Tensor | None = None, splits: int = 0, descale: tuple | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """Paged: q [N, H, d_h], k and v [P, page, G, d_h]. Contiguous: q [B, S, H, d_h], k and v [B, T, G, d_h]."""
+    descales = descale or (None, None, None)
+    paged = block_table is not None
+    return torch.ops._vllm_fa3_C.fwd(
+        q, k, v, None, None, None, None, cu_seqlens_q, None, None, None, seq_lens,
+        S if paged else None, max_len if paged else None, block_table, None, None, None, None, None, *descales, scale,
+        S > 1, -1, -1, 0.0, True, scheduler, splits, None, 0, None, 1, 0, None)[0]  # fmt: skip

@@ -1,0 +1,134 @@
+"""Writes the tables and plots of the documentation from benchmarks/results/*.csv.
+
+    python benchmarks/table.py
+
+Decode rows are those of the last run in the table: the same GPU, date and commit as its last line. Of the training
+rows, the last of each variant counts.
+"""
+
+from __future__ import annotations
+
+import csv
+import pathlib
+import re
+
+ROOT = pathlib.Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results" / "decode.csv"
+TRAINING = ROOT / "benchmarks" / "results" / "train.csv"
+PLOT = RESULTS.with_name("decode-efficiency.svg")
+PAPER_TOKENS = 30e9
+BARS = {"single": 0.85, "medium": 0.92, "large": 0.97}
+
+
+def last_run() -> list[dict[str, str]]:
+    """Rows that share run, GPU and commit with the last row."""
+    with RESULTS.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    key = ("date", "gpu", "torch", "triton", "commit", "read_limit_gb_per_s")
+    return [row for row in rows if all(row[k] == rows[-1][k] for k in key)]
+
+
+def name(row: dict[str, str]) -> str:
+    """What distinguishes a row from the plain case."""
+    plain = {"S": "1", "page": "64", "layout": "separate", "values": "bf16", "ragged": "False"}
+    extra = [f"{k}={row[k]}" for k, value in plain.items() if row[k] != value]
+    return ", ".join(extra).replace("ragged=True", "ragged").replace("layout=row", "one row").replace("values=", "")
+
+
+def table(rows: list[dict[str, str]]) -> str:
+    """Markdown."""
+    lines = [
+        "| case | B x T | H, G, d_h, d_r | MiB | us (p20-p80) | GB/s | of read limit | FA3 GQA us | speed-up | bytes "
+        "| efficiency | plan us |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        case = name(row) or row["suite"]
+        lines.append(
+            f"| {case} | {row['B']} x {row['T']} | {row['H']}, {row['G']}, {row['d_h']}, {row['d_r']} "
+            f"| {int(row['bytes']) / 2**20:.0f} | {row['us']} ({row['us_p20']}-{row['us_p80']}) | {row['gb_per_s']} "
+            f"| {row['of_read_limit']} | {row['fa3_us']} {row['fa3_form']} | {row['speedup']} | {row['byte_ratio']} "
+            f"| {row['efficiency']} | {row['plan_us']} |"
+        )
+    first = rows[0]
+    lines.append(
+        f"\n{first['gpu']}, torch {first['torch']}, triton {first['triton']}, {first['date']}; read limit "
+        f"{first['read_limit_gb_per_s']} GB/s."
+    )
+    return "\n".join(lines)
+
+
+def plot(rows: list[dict[str, str]]) -> str:
+    """Efficiency over cache size, the bars as lines; plain SVG."""
+    import math
+
+    points = [r for r in rows if r["suite"] in BARS]
+    width, height, left, bottom = 640, 300, 50, 40
+
+    def x(size: float) -> float:
+        return left + (math.log2(size) - 1) / 11 * (width - left - 10)
+
+    def y(value: float) -> float:
+        return height - bottom - (value - 0.7) / 0.35 * (height - bottom - 10)
+
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-size="11">']
+    parts.append(f'<rect width="{width}" height="{height}" fill="white"/>')
+    for value in (0.7, 0.8, 0.9, 1.0):
+        parts.append(
+            f'<path d="M{left} {y(value):.1f}H{width - 10}" stroke="#ddd"/>'
+            f'<text x="15" y="{y(value) + 4:.1f}">{value}</text>'
+        )
+    for size in (4, 16, 64, 256, 1024, 2048):
+        parts.append(f'<text x="{x(size):.1f}" y="{height - 20}" text-anchor="middle">{size} MiB</text>')
+    for low, high, bar in ((2, 64, 0.85), (64, 1024, 0.92), (1024, 4096, 0.97)):
+        parts.append(f'<path d="M{x(low):.1f} {y(bar):.1f}H{x(high):.1f}" stroke="#c33" stroke-dasharray="4 3"/>')
+    for row in points:
+        cx, cy = x(int(row["bytes"]) / 2**20), y(float(row["efficiency"]))
+        fill = "#06c" if row["d_h"] == "64" else "#e80"
+        parts.append(
+            f'<circle cx="{cx:.1f}" cy="{cy:.1f}" r="4" fill="{fill}"><title>{row["B"]} x {row["T"]}</title></circle>'
+        )
+    parts.append(
+        f'<text x="{left}" y="{height - 5}">cache size; blue d_h=64, orange d_h=128; dashed: the bars</text></svg>'
+    )
+    return "\n".join(parts) + "\n"
+
+
+def training_table() -> str:
+    """Markdown: speed of each variant, against GQA in the same run, and what the paper's run would cost at it."""
+    with TRAINING.open(newline="") as file:
+        last = {row["variant"]: row for row in csv.DictReader(file)}
+    lines = [
+        "| variant | parameters | step ms (floor) | tokens/s | MFU | against GQA | loop over bare step | GiB "
+        "| GPU-hours for 30B tokens |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for variant, row in last.items():
+        hours = PAPER_TOKENS / float(row["loop_tokens_per_second"]) / 3600
+        lines.append(
+            f"| `{variant}` | {int(row['parameters']) / 1e6:.1f}M | {float(row['bare_ms']):.1f} "
+            f"({float(row['floor_ms']):.1f}) | {float(row['tokens_per_second']):,.0f} | {float(row['mfu']):.1%} "
+            f"| {float(row['against_first']):.3f}x | {float(row['loop_over_bare']):.3f}x | {float(row['memory_gib']):.1f} | {hours:.1f} |"
+        )
+    row = last["gqa"]
+    lines.append(
+        f"\n{row['gpu']}, torch {row['torch']}, preset {row['preset']}, {row['batch']} x {row['length']} tokens a step."
+    )
+    return "\n".join(lines)
+
+
+def pages() -> dict[pathlib.Path, str]:
+    """Every generated file and what it should hold."""
+    decode, found = last_run(), {}
+    for page, mark, content in (
+        (ROOT / "docs" / "performance.md", "decode", table(decode)),
+        (ROOT / "docs" / "training.md", "train", training_table()),
+    ):
+        between = re.compile(rf"(<!-- {mark}: begin -->\n).*?(<!-- {mark}: end -->)", re.S)
+        found[page] = between.sub(lambda m, content=content: m[1] + content + "\n" + m[2], page.read_text())
+    return {**found, PLOT: plot(decode)}
+
+
+if __name__ == "__main__":
+    for path, content in pages().items():
+        path.write_text(content)

@@ -1,0 +1,21 @@
+"""Functions on tensors for Grouped Value Attention in the absorbed form, over a paged cache.
+
+`reference` runs anywhere in any dtype; `triton` needs a GPU (or Triton's interpreter). Importing this loads torch
+alone. Symbols: B sequences, T cached tokens, S new tokens per sequence, H query heads, G value groups, R = H/G,
+d_h value width, d_r positional width, `page` tokens per page.
+"""
+
+from .api import append, merge_states, paged_attention, paged_decode
+from .layout import packed_row_bytes, packed_views
+from .plan import DecodePlan, plan_decode
+
+__all__ = [
+    "DecodePlan",
+    "append",
+    "merge_states",
+    "packed_row_bytes",
+    "packed_views",
+    "paged_attention",
+    "paged_decode",
+    "plan_decode",
+]

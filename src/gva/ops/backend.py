@@ -1,0 +1,57 @@
+"""Which implementation runs: declared abilities, refused at selection with the reason."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+
+import torch
+
+IMPLEMENTATIONS = ("reference", "triton")
+KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+FP8 = torch.float8_e4m3fn
+
+
+@functools.cache
+def _triton_installed() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+@functools.cache
+def _capability(index: int) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(index)
+
+
+def missing(device: torch.device, dtype: torch.dtype, value_dtype: torch.dtype) -> str | None:
+    """What impl="triton" lacks here, or None."""
+    if not _triton_installed():
+        return "the package triton, which is not installed (pip install triton)"
+    if dtype not in KERNEL_DTYPES:
+        return f"queries of {', '.join(str(d) for d in KERNEL_DTYPES)}; got {dtype}"
+    if device.type != "cuda":
+        if os.environ.get("TRITON_INTERPRET") == "1" and device.type == "cpu":
+            return None
+        return f"a GPU, or TRITON_INTERPRET=1 for CPU tensors; got tensors on {device}"
+    if torch.version.hip is not None:
+        return "an NVIDIA GPU of sm89 or newer for fp8 values" if value_dtype == FP8 else None
+    capability = _capability(device.index or 0)
+    needed = (8, 9) if value_dtype == FP8 else (8, 0)
+    if capability < needed:
+        return (f"compute capability {needed[0]}.{needed[1]} or newer for values of {value_dtype}; "
+                f"this GPU has {capability[0]}.{capability[1]}")  # fmt: skip
+    return None
+
+
+def select(impl: str | None, device: torch.device, dtype: torch.dtype, value_dtype: torch.dtype) -> str:
+    """None: triton on a GPU that can, reference elsewhere. A name: that one, or an error; never another."""
+    if impl is None:
+        on_gpu = device.type == "cuda" and missing(device, dtype, value_dtype) is None
+        return "triton" if on_gpu else "reference"
+    if impl not in IMPLEMENTATIONS:
+        raise ValueError(f"impl={impl!r}: allowed are None, {', '.join(repr(i) for i in IMPLEMENTATIONS)}")
+    if impl == "triton":
+        lacking = missing(device, dtype, value_dtype)
+        if lacking is not None:
+            raise RuntimeError(f"impl='triton' needs {lacking}; impl='reference' runs anywhere")
+    return impl

@@ -1,0 +1,132 @@
+"""The torch.library boundary: two opaque ops with fakes, so that torch.compile sees one node and asks no question.
+
+The implementation is selected inside, where the device is known and nothing is traced; `impl` "" stands for None.
+
+Plain `define`/`impl` rather than `custom_op`: the latter costs several microseconds more per call.
+"""
+
+import torch
+
+from . import reference
+from .backend import select
+
+_library = torch.library.Library("gva", "DEF")
+
+_library.define(
+    "paged_attention(Tensor q_absorbed, Tensor q_rope, Tensor value_pages, Tensor rope_pages, Tensor block_table,"
+    " Tensor seq_lens, Tensor? cu_seqlens_q, int max_seqlen_q, float scale, Tensor? value_scales, str impl,"
+    " Tensor? schedule, Tensor(a!)? part_out, Tensor(b!)? part_lse, int[] config, int split_tiles,"
+    " Tensor(c!) out, Tensor(d!)? lse) -> ()"
+)
+_library.define(
+    "append(Tensor values, Tensor k_rope, Tensor(a!) value_pages, Tensor(b!) rope_pages, Tensor slots,"
+    " Tensor? positions, Tensor? cos, Tensor? sin, Tensor(c!)? value_scales, str impl) -> ()"
+)
+
+
+def _paged_attention(
+    q_absorbed,
+    q_rope,
+    value_pages,
+    rope_pages,
+    block_table,
+    seq_lens,
+    cu_seqlens_q,
+    max_seqlen_q,
+    scale,
+    value_scales,
+    impl,
+    schedule,
+    part_out,
+    part_lse,
+    config,
+    split_tiles,
+    out,
+    lse,
+):
+    impl = select(impl or None, q_absorbed.device, q_absorbed.dtype, value_pages.dtype)
+    if impl == "reference":
+        starts = cu_seqlens_q
+        if starts is None:
+            starts = torch.arange(len(seq_lens) + 1, dtype=torch.int32, device=seq_lens.device) * max_seqlen_q
+        result, result_lse = reference.paged_attention(
+            q_absorbed,
+            q_rope,
+            value_pages,
+            rope_pages,
+            block_table,
+            seq_lens,
+            starts,
+            max_seqlen_q,
+            scale,
+            value_scales,
+        )
+        out.copy_(result)
+        if lse is not None:
+            lse.copy_(result_lse)
+        return
+    from .triton import launch
+    from .triton.config import Config, choose
+
+    _, H, d_h = q_absorbed.shape
+    G = value_pages.shape[2]
+    if schedule is not None:
+        config, workspace = Config(*config), launch.Workspace(schedule, part_out, part_lse)
+    else:
+        row_bytes = value_pages.stride(1) * value_pages.element_size()
+        config = choose(
+            q_absorbed.dtype,
+            value_pages.dtype,
+            G,
+            H // G,
+            d_h,
+            value_pages.shape[1],
+            max_seqlen_q,
+            len(seq_lens),
+            row_bytes % 128 == 0,
+        )
+        workspace = launch.allocate(
+            config,
+            q_absorbed.device,
+            B=len(seq_lens),
+            G=G,
+            R=H // G,
+            d_h=d_h,
+            max_seqlen_q=max_seqlen_q,
+            split_tiles=0,
+            max_tokens=0,
+        )
+        launch.fill_schedule(config, workspace, seq_lens, cu_seqlens_q, max_seqlen_q)
+    launch.attend(
+        config,
+        workspace,
+        split_tiles,
+        q_absorbed,
+        q_rope,
+        value_pages,
+        rope_pages,
+        block_table,
+        seq_lens,
+        cu_seqlens_q,
+        max_seqlen_q,
+        scale,
+        value_scales,
+        out,
+        lse,
+    )
+
+
+def _append(values, k_rope, value_pages, rope_pages, slots, positions, cos, sin, value_scales, impl):
+    impl = select(impl or None, values.device, values.dtype, value_pages.dtype)
+    if impl == "reference":
+        reference.append(values, k_rope, value_pages, rope_pages, slots, positions, cos, sin, value_scales)
+        return
+    from .triton import launch
+
+    launch.append(values, k_rope, value_pages, rope_pages, slots, positions, cos, sin, value_scales)
+
+
+_library.impl("paged_attention", _paged_attention, "CompositeExplicitAutograd")
+_library.impl("append", _append, "CompositeExplicitAutograd")
+torch.library.register_fake("gva::paged_attention", lambda *args: None, lib=_library)
+torch.library.register_fake("gva::append", lambda *args: None, lib=_library)

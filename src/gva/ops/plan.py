@@ -1,0 +1,127 @@
+"""Planning: once per step, on the device, for all layers.
+
+A plan owns the buffers that the kernel needs beside its arguments. `update` refills them in place with one small
+launch and reads nothing back, so a CUDA graph may contain it, and a graph captured at some lengths is valid at others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from .backend import select
+
+
+@dataclass
+class DecodePlan:
+    """Made by `plan_decode`. Valid for one shape; `paged_attention` refuses another."""
+
+    shape: dict
+    config: list[int]
+    split_tiles: int  # > 0: fixed pieces of that many tiles, independent of the batch
+    uniform: bool
+    schedule: torch.Tensor
+    part_out: torch.Tensor
+    part_lse: torch.Tensor
+
+    def update(self, seq_lens: torch.Tensor, cu_seqlens_q: torch.Tensor | None = None) -> DecodePlan:
+        """Refills the schedule from `seq_lens` [B] int32 (and the query counts of a ragged batch), in place."""
+        if len(seq_lens) != self.shape["B"]:
+            raise ValueError(f"seq_lens: got {len(seq_lens)} sequences, this plan was made for B={self.shape['B']}")
+        if self.uniform != (cu_seqlens_q is None):
+            raise ValueError(
+                "cu_seqlens_q: give it exactly if the plan was made with it "
+                f"(made {'without' if self.uniform else 'with'})"
+            )
+        if self.split_tiles == 0:
+            from .triton import launch
+            from .triton.config import Config
+
+            workspace = launch.Workspace(self.schedule, self.part_out, self.part_lse)
+            launch.fill_schedule(Config(*self.config), workspace, seq_lens, cu_seqlens_q, self.shape["max_seqlen_q"])
+        return self
+
+    def check(self, **shape) -> None:
+        """Raises unless the call has the shape that the plan was made for."""
+        for name, value in shape.items():
+            if self.shape[name] != value:
+                raise ValueError(f"plan: made for {name}={self.shape[name]}, called with {name}={value}")
+
+
+def plan_decode(
+    seq_lens: torch.Tensor,
+    *,
+    H: int,
+    G: int,
+    d_h: int,
+    d_r: int,
+    page: int,
+    dtype: torch.dtype,
+    value_dtype: torch.dtype | None = None,
+    max_seqlen_q: int = 1,
+    cu_seqlens_q: torch.Tensor | None = None,
+    split_tokens: int | None = None,
+    max_tokens: int | None = None,
+    row_stride: int | None = None,
+    config: list[int] | None = None,
+) -> DecodePlan:
+    """A plan for `seq_lens` [B] int32 and queries of `dtype` [B, max_seqlen_q, H, d_h]; refill it with `plan.update`.
+
+    split_tokens  cut every sequence into pieces of this many tokens, whatever else is in the batch: results are then
+                  bitwise independent of the batch around a sequence (at the same max_seqlen_q). Needs `max_tokens`,
+                  the longest sequence that will come. None: equal shares for all workers, the fastest.
+    row_stride    elements from one token to the next, `value_pages.stride(1)`; None: G * d_h. Affects speed alone.
+    config        overrides the tuned configuration (`gva.ops.triton.config.Config.ints`); for benchmarks.
+    """
+    value_dtype = dtype if value_dtype is None else value_dtype
+    select("triton", seq_lens.device, dtype, value_dtype)
+    if H % G:
+        raise ValueError(f"H={H}: must be a multiple of G={G}")
+    from .triton import launch
+    from .triton.config import Config, choose
+
+    aligned = (row_stride or G * d_h) * value_dtype.itemsize % 128 == 0
+    if config:
+        chosen = Config(*config)
+    else:
+        chosen = choose(dtype, value_dtype, G, H // G, d_h, page, max_seqlen_q, len(seq_lens), aligned)
+    split_tiles = 0
+    if split_tokens is not None:
+        if max_tokens is None:
+            raise ValueError("max_tokens=None: a fixed split needs the longest sequence, to size its workspace")
+        if split_tokens <= 0 or split_tokens % chosen.tile:
+            raise ValueError(f"split_tokens={split_tokens}: must be a positive multiple of {chosen.tile}")
+        split_tiles = split_tokens // chosen.tile
+    workspace = launch.allocate(
+        chosen,
+        seq_lens.device,
+        B=len(seq_lens),
+        G=G,
+        R=H // G,
+        d_h=d_h,
+        max_seqlen_q=max_seqlen_q,
+        split_tiles=split_tiles,
+        max_tokens=max_tokens or 0,
+    )
+    shape = {
+        "B": len(seq_lens),
+        "H": H,
+        "G": G,
+        "d_h": d_h,
+        "d_r": d_r,
+        "page": page,
+        "dtype": dtype,
+        "value_dtype": value_dtype,
+        "max_seqlen_q": max_seqlen_q,
+    }
+    plan = DecodePlan(
+        shape,
+        chosen.ints(),
+        split_tiles,
+        cu_seqlens_q is None,
+        workspace.schedule,
+        workspace.part_out,
+        workspace.part_lse,
+    )
+    return plan.update(seq_lens, cu_seqlens_q)

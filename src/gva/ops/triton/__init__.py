@@ -1,0 +1,1 @@
+"""Triton kernels of `gva.ops`. Imported only when they are used."""

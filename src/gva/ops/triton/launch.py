@@ -1,0 +1,304 @@
+"""Launches of the Triton kernels: shapes and strides in, no tensor value ever read on the host."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+import torch
+import triton
+
+from . import append as append_kernels
+from . import decode as kernels
+from .config import Config, power_of_two
+
+INTERPRETED_MULTIPROCESSORS = 3  # Triton's interpreter runs programs one after another: few, but several per sequence
+
+UNIT_COST = 4  # tiles that could be read in the time it takes to begin a unit: query, length, first page
+
+
+def interpreted() -> bool:
+    """Whether kernels run in Triton's interpreter (TRITON_INTERPRET=1) instead of on a GPU."""
+    return not hasattr(kernels.decode_kernel, "cache_key")
+
+
+@functools.cache
+def multiprocessors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return INTERPRETED_MULTIPROCESSORS
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@functools.cache
+def overlaps_launches(device: torch.device) -> bool:
+    """Programmatic dependent launch (sm90+): the merging kernel starts up while the reading kernel ends."""
+    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+@dataclass
+class Workspace:
+    """Buffers of one call or of one plan."""
+
+    schedule: torch.Tensor  # int32, see decode.py
+    part_out: torch.Tensor  # float32 [slots, head_blocks, groups * queries * R, block_d]
+    part_lse: torch.Tensor  # float32 [slots, head_blocks, groups * queries * R]
+
+
+def head_blocks(config: Config, G: int) -> int:
+    return -(-G // config.groups)
+
+
+def count_units(config: Config, B: int, max_seqlen_q: int) -> int:
+    return B * -(-max_seqlen_q // config.queries)
+
+
+def count_shares(device: torch.device, per_sm: int, blocks: int) -> int:
+    return max(1, multiprocessors(device) * per_sm // blocks)
+
+
+def allocate(
+    config: Config,
+    device: torch.device,
+    *,
+    B: int,
+    G: int,
+    R: int,
+    d_h: int,
+    max_seqlen_q: int,
+    split_tiles: int,
+    max_tokens: int,
+) -> Workspace:
+    """`split_tiles` = 0: shares planned on the device; else pieces of that many tiles, `max_tokens` at most."""
+    blocks, units = head_blocks(config, G), count_units(config, B, max_seqlen_q)
+    if split_tiles:
+        shares = max(1, -(-max_tokens // (split_tiles * config.tile)))
+        slots, size = units * shares, 0
+    else:
+        shares = count_shares(device, max(config.per_sm, config.burst_per_sm), blocks)
+        slots, size = 2 * shares, kernels.HEADER.value + kernels.ENTRY.value * shares + units
+    rows = config.groups * config.queries * R
+    return Workspace(
+        torch.zeros(size, dtype=torch.int32, device=device),
+        torch.empty(slots, blocks, rows, power_of_two(d_h), dtype=torch.float32, device=device),
+        torch.empty(slots, blocks, rows, dtype=torch.float32, device=device),
+    )
+
+
+def fill_schedule(
+    config: Config, workspace: Workspace, seq_lens: torch.Tensor, cu_seqlens_q: torch.Tensor | None, max_seqlen_q: int
+) -> None:
+    """Cuts the work into shares, on the device. `cu_seqlens_q` None: every sequence has max_seqlen_q queries."""
+    units = count_units(config, len(seq_lens), max_seqlen_q)
+    if units == 0:
+        return
+    shares = workspace.part_lse.shape[0] // 2
+    per_program = 32
+    kernels.plan_kernel[(triton.cdiv(shares, per_program),)](
+        workspace.schedule,
+        seq_lens,
+        seq_lens if cu_seqlens_q is None else cu_seqlens_q,
+        units,
+        -(-max_seqlen_q // config.queries),
+        count_shares(seq_lens.device, config.per_sm, workspace.part_lse.shape[1]),
+        shares,
+        UNIFORM_S=max_seqlen_q if cu_seqlens_q is None else 0,
+        QUERIES=config.queries,
+        TILE=config.tile,
+        UNITS=min(256, max(16, power_of_two(units))),
+        SHARES=per_program,
+        COST=UNIT_COST,
+        num_warps=4,
+    )
+
+
+def alignment(tensor: torch.Tensor, *strides: int) -> int:
+    """Elements, at most 16 bytes' worth, by which every given stride is divisible."""
+    return math.gcd(16 // tensor.element_size(), *strides)
+
+
+def attend(
+    config: Config,
+    workspace: Workspace,
+    split_tiles: int,
+    q_absorbed: torch.Tensor,
+    q_rope: torch.Tensor,
+    value_pages: torch.Tensor,
+    rope_pages: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    cu_seqlens_q: torch.Tensor | None,
+    max_seqlen_q: int,
+    scale: float,
+    value_scales: torch.Tensor | None,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+) -> None:
+    """Reads the cache, then merges. Tensors as in `api.paged_attention`; `out` and `lse` are written."""
+    _, H, d_h = q_absorbed.shape
+    d_r = q_rope.shape[2]
+    page, G = value_pages.shape[1:3]
+    blocks, units = head_blocks(config, G), count_units(config, len(seq_lens), max_seqlen_q)
+    if units == 0 or q_absorbed.shape[0] == 0:
+        return
+    slots = workspace.part_lse.shape[0]
+    shares = slots // units if split_tiles else slots // 2
+    pdl = overlaps_launches(q_absorbed.device)
+    if value_scales is not None:
+        value_pages = value_pages.view(torch.int16)  # pairs of e4m3
+    unit_v, unit_k = alignment(value_pages, value_pages.stride(0)), alignment(rope_pages, rope_pages.stride(0))
+    scale_strides = value_scales.stride() if value_scales is not None else (0, 0, 0)
+    blocks_per_seq = -(-max_seqlen_q // config.queries)
+    shape = {
+        "R": H // G,
+        "D_H": d_h,
+        "BLOCK_D": power_of_two(d_h),
+        "GROUPS": config.groups,
+        "QUERIES": config.queries,
+        "UNIFORM_S": max_seqlen_q if cu_seqlens_q is None else 0,
+        "TILE": config.tile,
+        "FIXED_TILES": split_tiles,
+        "HAS_LSE": lse is not None,
+        "PDL": pdl,
+    }
+    starts = seq_lens if cu_seqlens_q is None else cu_seqlens_q
+    lse_or_any = workspace.part_lse if lse is None else lse
+    lse_stride = 0 if lse is None else lse.stride(0)
+    launch = {"launch_pdl": True} if pdl else {}
+    grid = (shares * blocks, units) if split_tiles else (shares * blocks,)
+    kernels.decode_kernel[grid](
+        q_absorbed,
+        q_rope,
+        value_pages,
+        rope_pages,
+        workspace.part_lse if value_scales is None else value_scales,
+        block_table,
+        seq_lens,
+        starts,
+        workspace.schedule,
+        out,
+        lse_or_any,
+        workspace.part_out,
+        workspace.part_lse,
+        q_absorbed.stride(0),
+        q_absorbed.stride(1),
+        q_rope.stride(0),
+        q_rope.stride(1),
+        value_pages.stride(0) // unit_v,
+        rope_pages.stride(0) // unit_k,
+        scale_strides[0],
+        block_table.stride(0),
+        out.stride(0),
+        out.stride(1),
+        lse_stride,
+        scale * math.log2(math.e),
+        G,
+        units,
+        blocks_per_seq,
+        blocks,
+        shares,
+        stride_vt=value_pages.stride(1),
+        stride_vg=value_pages.stride(2),
+        stride_kt=rope_pages.stride(1),
+        stride_st=scale_strides[1],
+        stride_sg=scale_strides[2],
+        ROWS=config.rows,
+        WHOLE_COLUMNS=d_h == power_of_two(d_h) and G % config.groups == 0,
+        D_R=d_r,
+        BLOCK_R=max(16, power_of_two(d_r)),
+        PAGE=page,
+        UNIT_V=unit_v,
+        UNIT_K=unit_k,
+        HAS_SCALES=value_scales is not None,
+        PRECISION="ieee" if q_absorbed.dtype == torch.float32 else None,
+        ASM=not interpreted(),
+        WIDEN=interpreted() and q_absorbed.dtype == torch.bfloat16,
+        STAGES=config.stages,
+        num_warps=config.warps,
+        num_stages=config.stages,
+        **shape,
+        **launch,
+    )
+    rows, block_h, parts, warps = merge_shape(config, units, blocks, H // G, power_of_two(d_h))
+    kernels.merge_kernel[(units, blocks * triton.cdiv(rows, block_h))](
+        workspace.part_out,
+        workspace.part_lse,
+        workspace.schedule,
+        seq_lens,
+        starts,
+        out,
+        lse_or_any,
+        out.stride(0),
+        out.stride(1),
+        lse_stride,
+        G,
+        blocks_per_seq,
+        blocks,
+        shares,
+        PARTS=parts,
+        BLOCK_H=block_h,
+        num_warps=warps,
+        **shape,
+        **launch,
+    )
+
+
+def merge_shape(config: Config, units: int, blocks: int, R: int, block_d: int) -> tuple[int, int, int, int]:
+    """(rows of a head block, rows and parts per program, warps) of the merging kernel.
+
+    Few sequences come in many parts: one row per program, all parts at once. Many sequences come in few parts.
+    """
+    rows = config.groups * config.queries * R
+    if units * blocks * rows <= 64:
+        block_h, parts, warps = 1, 128 * 64 // max(64, block_d), 4
+    elif units * blocks * rows <= 2048:
+        block_h, parts, warps = 1, 16, 1
+    else:
+        block_h, parts, warps = 4, 8 * 64 // max(64, block_d), 1
+    return rows, min(block_h, power_of_two(rows)), max(2, parts), warps
+
+
+def append(
+    values: torch.Tensor,
+    k_rope: torch.Tensor,
+    value_pages: torch.Tensor,
+    rope_pages: torch.Tensor,
+    slots: torch.Tensor,
+    positions: torch.Tensor | None,
+    cos: torch.Tensor | None,
+    sin: torch.Tensor | None,
+    value_scales: torch.Tensor | None,
+) -> None:
+    """Tensors as in `api.append`; one program per new token."""
+    N, G, d_h = values.shape
+    if N == 0:
+        return
+    scale_strides = value_scales.stride() if value_scales is not None else (0, 0, 0)
+    rotated = cos is not None
+    append_kernels.append_kernel[(N,)](
+        values,
+        k_rope,
+        value_pages,
+        rope_pages,
+        rope_pages if value_scales is None else value_scales,
+        slots,
+        positions if rotated else slots,
+        cos if rotated else k_rope,
+        sin if rotated else k_rope,
+        *values.stride()[:2],
+        k_rope.stride(0),
+        *value_pages.stride()[:3],
+        *rope_pages.stride()[:2],
+        *scale_strides,
+        cos.stride(0) if cos is not None else 0,
+        G=G,
+        D_H=d_h,
+        D_R=k_rope.shape[1],
+        PAGE=value_pages.shape[1],
+        BLOCK_G=power_of_two(G),
+        BLOCK_D=power_of_two(d_h),
+        BLOCK_R=power_of_two(max(k_rope.shape[1] // 2, 1)),
+        ROTATE=rotated,
+        QUANTISE=value_scales is not None,
+        num_warps=4,
+    )
