@@ -158,14 +158,14 @@ class GvaModel(GvaPreTrainedModel):
             self._check_length(inputs_embeds.shape[1], past)
         # A sum makes a copy: a static cache counts its length in a tensor that `update` then changes.
         slots = (torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device) + past)[None]
-        position_ids = slots if position_ids is None else position_ids
         mask = create_causal_mask(
             config=self.config,
             inputs_embeds=inputs_embeds,
             attention_mask=attention_mask,
             past_key_values=held,  # not a cache made here: with one, packed documents would go unnoticed
-            position_ids=position_ids,
+            position_ids=position_ids,  # only the caller's: looking for documents in them waits for the device
         )
+        position_ids = slots if position_ids is None else position_ids
         # Keys rebuilt from cached values are rotated by cache slot, so their queries must be too.
         by_slot = self.config.caches_values_only and past_key_values is not None
         position_embeddings = tables(self.config, slots if by_slot else position_ids, inputs_embeds.dtype)

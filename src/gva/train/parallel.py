@@ -16,7 +16,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gva.data.batches import IGNORED
 from gva.model import GvaForCausalLM
@@ -124,12 +123,6 @@ def accumulating(module: nn.Module, last: bool) -> Iterator[None]:
 
 @contextmanager
 def arithmetic(recipe: Recipe, device: torch.device) -> Iterator[None]:
-    """The precision of the recipe, and its choice among torch's attention kernels."""
-    first, second = SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION
-    order = [first, second] if recipe.attention_backend == "cudnn" else [second, first]
-    order += [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-    with (
-        sdpa_kernel(order, set_priority=True),
-        torch.autocast(device.type, torch.bfloat16, enabled=recipe.precision == "bf16"),
-    ):
+    """The precision of the recipe. Torch chooses the attention kernel; on Hopper it takes cuDNN's."""
+    with torch.autocast(device.type, torch.bfloat16, enabled=recipe.precision == "bf16"):
         yield

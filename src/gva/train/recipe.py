@@ -11,7 +11,7 @@ from gva.errors import check, check_choice, nearest
 
 # What may differ between the two halves of an interrupted run, because it changes no loss (beyond rounding).
 FREE = (
-    "micro_batch", "compile", "parallel", "activation_checkpointing", "attention_backend", "log_every",
+    "micro_batch", "compile", "parallel", "activation_checkpointing", "log_every",
     "checkpoint_every", "keep_checkpoints", "eval_every", "eval_sequences", "diagnostics_every",
 )  # fmt: skip
 
@@ -39,7 +39,6 @@ class Recipe:
     compile: bool = True
     parallel: str = "ddp"  # over several ranks: ddp | fsdp
     activation_checkpointing: bool = False
-    attention_backend: str = "cudnn"  # first choice among torch's attention kernels on a GPU: cudnn | flash
     log_every: int = 10
     checkpoint_every: int = 500
     keep_checkpoints: int = 2
@@ -60,7 +59,6 @@ class Recipe:
             check(getattr(self, name) > 0, name, getattr(self, name), "must be positive")
         check_choice("precision", self.precision, ("bf16", "fp32"))
         check_choice("parallel", self.parallel, ("ddp", "fsdp"))
-        check_choice("attention_backend", self.attention_backend, ("cudnn", "flash"))
         check(0 <= self.warmup <= self.steps, "warmup", self.warmup, f"must lie between 0 and steps={self.steps}")
 
     @property
