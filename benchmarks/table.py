@@ -108,7 +108,8 @@ def training_table() -> str:
         lines.append(
             f"| `{variant}` | {int(row['parameters']) / 1e6:.1f}M | {float(row['bare_ms']):.1f} "
             f"({float(row['floor_ms']):.1f}) | {float(row['tokens_per_second']):,.0f} | {float(row['mfu']):.1%} "
-            f"| {float(row['against_first']):.3f}x | {float(row['loop_over_bare']):.3f}x | {float(row['memory_gib']):.1f} | {hours:.1f} |"
+            f"| {float(row['against_first']):.3f}x | {float(row['loop_over_bare']):.3f}x "
+            f"| {float(row['memory_gib']):.1f} | {hours:.1f} |"
         )
     row = last["gqa"]
     lines.append(
