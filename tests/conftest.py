@@ -4,6 +4,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing here may wait for a netw
 
 import pytest
 import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is first imported, which transformers may do
+
 from transformers.utils import logging
 
 logging.set_verbosity_error()

@@ -1,12 +1,7 @@
-"""Without a GPU the Triton kernels run in Triton's interpreter, which must be chosen before triton is imported."""
-
-import os
+"""Memory that nobody wrote shows itself. (Without a GPU, tests/conftest.py has chosen Triton's interpreter.)"""
 
 import pytest
 import torch
-
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(autouse=True)

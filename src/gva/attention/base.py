@@ -15,6 +15,7 @@ from transformers import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from gva.attention.rope import Rotation
+from gva.cache import PagedStep
 from gva.errors import check_choice
 
 FORMS = ("expanded", "absorbed")
@@ -58,7 +59,7 @@ class Attention(nn.Module):
         position_embeddings: Rotation,
         key_position_embeddings: Rotation | None = None,
         attention_mask: Tensor | None = None,
-        past_key_values: Cache | None = None,
+        past_key_values: Cache | PagedStep | None = None,
         attention_form: str | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
@@ -68,12 +69,15 @@ class Attention(nn.Module):
         form = self.choose_form(attention_form, past_key_values is not None, hidden_states.shape[1])
         positions = position_embeddings, key_position_embeddings or position_embeddings
         q, k, v = self.project(hidden_states, positions, past_key_values, form)
-        attended, weights = self.attend(q, k, v, attention_mask, **kwargs)
+        if isinstance(past_key_values, PagedStep) and not past_key_values.fresh:
+            attended, weights = past_key_values.attend(self, q), None
+        else:
+            attended, weights = self.attend(q, k, v, attention_mask, **kwargs)
         joined = self.values_of(attended, form).transpose(1, 2).flatten(2)
         return self.o_proj(joined), weights
 
     def project(
-        self, hidden_states: Tensor, positions: tuple[Rotation, Rotation], cache: Cache | None, form: str
+        self, hidden_states: Tensor, positions: tuple[Rotation, Rotation], cache: Cache | PagedStep | None, form: str
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The queries of hidden_states and, after the cache took what it keeps, the keys and values of all
         tokens: q [B, H, S, d_qk], k and v [B, H or G, T, ...]. `positions` are those of queries and of keys."""
@@ -116,7 +120,7 @@ class Attention(nn.Module):
             )
         return asked
 
-    def update_cache(self, cache: Cache | None, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def update_cache(self, cache: Cache | PagedStep | None, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Append to the cache, if there is one, and return all that it then holds."""
         if cache is None:
             return keys, values

@@ -2,10 +2,11 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from gva.attention.base import Attention, split_heads
-from gva.attention.rope import rotate
+from gva.attention.rope import rotate, tables
 
 
 class SharedKeyValueAttention(Attention):
@@ -28,6 +29,11 @@ class SharedKeyValueAttention(Attention):
         """
         held, _ = self.update_cache(cache, v[:, None], v.new_empty(v.shape[0], 1, v.shape[1], 0))
         return held.squeeze(1)
+
+    def keys_of_slots(self, v: Tensor) -> Tensor:
+        """Rotated keys [B, G or H, T, d_h] of the cached values v [B, G, T, d_h], their slots being their positions."""
+        slots = torch.arange(v.shape[2], device=v.device)[None]
+        return rotate(self.rebuild_keys(v), tables(self.config, slots, v.dtype))
 
     def rebuild_keys(self, v: Tensor) -> Tensor:
         """Unrotated keys [B, G or H, T, d_h] of v [B, G, T, d_h]."""

@@ -1,0 +1,195 @@
+"""The paged cache: pages of cached rows, a block table per sequence, and the writes of new tokens.
+
+Pages are handed out as sequences grow and taken back when they end, so memory follows the tokens that exist. One
+block table serves all layers; each layer has its own pools.
+
+    gva, gta   values [P, page, G, d_h]   and one rotated key [P, page, d_r]
+    mla        latent [P, page, 1, d_c]   and one rotated key [P, page, d_r]
+    gqa family keys   [P, page, G, d_h]   and values [P, page, G, d_h]
+    ordinary-RoPE gva and shared KV: values [P, page, G, d_h] alone, keys being rebuilt from them
+
+Lengths are known on the host, because the host decides how many tokens come; what kernels read of them lies on the
+device and is only ever written from here.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gva import ops
+from gva.errors import check
+
+
+class OutOfPages(MemoryError):
+    """The pool is full; says what was asked for and what is left."""
+
+
+def stream_shapes(config: Any) -> list[tuple[int, ...]]:
+    """The shape of one token in each pool of a layer."""
+    values = (config.num_value_groups, config.value_head_dim)
+    if config.attention == "mla":
+        return [(1, config.latent_dim), (config.rope_dim,)]
+    if config.positional == "decoupled":
+        return [values, (config.rope_dim,)]
+    return [values] if config.caches_values_only else [values, values]
+
+
+class PagedCache:
+    """Room for `batch` sequences of up to `max_tokens` tokens, in `pages` pages of `page` tokens."""
+
+    def __init__(
+        self,
+        config: Any,
+        batch: int,
+        max_tokens: int,
+        *,
+        page: int = 64,
+        pages: int | None = None,
+        dtype: torch.dtype = torch.bfloat16,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        check(batch > 0, "batch", batch, "must be positive")
+        limit = config.max_position_embeddings
+        check(0 < max_tokens <= limit, "max_tokens", max_tokens, f"must lie between 1 and {limit}, the model's context")
+        self.config, self.page = config, page
+        self.pages_per_sequence = -(-max_tokens // page)
+        count = batch * self.pages_per_sequence if pages is None else pages
+        shapes = stream_shapes(config)
+        layers = config.num_hidden_layers
+        # Page 0 belongs to nobody: it stands in where a sequence has no page yet, and takes what padding writes.
+        self.pools = [torch.zeros(layers, count + 1, page, *shape, dtype=dtype, device=device) for shape in shapes]
+        self.block_table = torch.zeros(batch, self.pages_per_sequence, dtype=torch.int32, device=device)
+        self.seq_lens = torch.zeros(batch, dtype=torch.int32, device=device)
+        self.lengths = [0] * batch
+        self.owned: list[list[int]] = [[] for _ in range(batch)]
+        self.pages = count
+        self.free = list(range(count, 0, -1))
+
+    @property
+    def batch(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(pool.nbytes for pool in self.pools)
+
+    def layer(self, index: int) -> list[Tensor]:
+        """The pools of one layer."""
+        return [pool[index] for pool in self.pools]
+
+    def reserve(self, counts: list[int]) -> None:
+        """Make room for so many more tokens of each sequence; all of them or, out of pages, none."""
+        wanted = []
+        for sequence, (length, count) in enumerate(zip(self.lengths, counts, strict=True)):
+            needed = -(-(length + count) // self.page)
+            fits = needed <= self.pages_per_sequence
+            check(fits, f"tokens of sequence {sequence}", length + count, "exceed max_tokens")
+            wanted += [sequence] * (needed - len(self.owned[sequence]))
+        if len(wanted) > len(self.free):
+            raise OutOfPages(f"{len(wanted)} pages of {self.page} tokens are needed, {len(self.free)} are free")
+        if not wanted:
+            return
+        given = [self.free.pop() for _ in wanted]
+        columns = []
+        for sequence, number in zip(wanted, given, strict=True):
+            columns.append(len(self.owned[sequence]))
+            self.owned[sequence].append(number)
+        where = torch.tensor([wanted, columns], device=self.block_table.device)
+        self.block_table[where[0], where[1]] = torch.tensor(given, dtype=torch.int32, device=self.block_table.device)
+
+    def advance(self, counts: list[int]) -> None:
+        """Count new tokens as cached, on the host and on the device."""
+        self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
+        self.seq_lens.add_(torch.tensor(counts, dtype=torch.int32, device=self.seq_lens.device))
+
+    def release(self, sequence: int) -> None:
+        """End a sequence and take its pages back."""
+        self.free += reversed(self.owned[sequence])
+        self.owned[sequence] = []
+        self.lengths[sequence] = 0
+        self.seq_lens[sequence] = 0
+        self.block_table[sequence] = 0
+
+    def slots(self, positions: Tensor, sequences: Tensor | None = None) -> Tensor:
+        """Where tokens at positions [B, S] of all sequences, or of these, lie in a pool; -1 where a position is
+        negative (padding)."""
+        at = positions.clamp(min=0).long()
+        table = self.block_table if sequences is None else self.block_table[sequences]
+        numbers = table.gather(1, at // self.page).long()
+        return torch.where(positions >= 0, numbers * self.page + at % self.page, -1)
+
+    def write(self, layer: int, slots: Tensor, *rows: Tensor) -> None:
+        """Rows of new tokens [N, ...], one tensor per pool, into slots [N]; negative slots are skipped."""
+        pools = self.layer(layer)
+        if self.config.positional == "decoupled":
+            ops.append(rows[0], rows[1], pools[0], pools[1], slots)
+            return
+        for pool, new in zip(pools, rows, strict=True):
+            pool.flatten(0, 1)[slots.clamp(min=0)] = new.to(pool.dtype)
+
+    def gather(self, layer: int) -> list[Tensor]:
+        """Every sequence's rows side by side, [B, pages_per_sequence * page, ...]: for attentions without a kernel."""
+        return [pool[self.block_table.long()].flatten(1, 2) for pool in self.layer(layer)]
+
+
+@dataclass
+class PagedStep:
+    """One forward pass of new tokens on a paged cache; layers use it in place of a HuggingFace cache.
+
+    slots  [B, S] where the new tokens go, -1 for padding.
+    fresh  the tokens begin their sequences: they attend to one another, in the expanded form, and pages are only
+           written. Otherwise every sequence has S new tokens, counted in seq_lens, which attend to all its pages.
+    plan   of the kernel, made once per step for all layers.
+    """
+
+    cache: PagedCache
+    slots: Tensor
+    fresh: bool
+    plan: Any = None
+
+    def update(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        """Write what a layer caches of the new tokens, [B, heads, S, width]; returns it, not the past."""
+        rows = [x.transpose(1, 2).flatten(0, 1) for x in (keys, values)]
+        shapes = stream_shapes(self.cache.config)
+        if self.cache.config.positional == "decoupled":  # cached as one head: the rotated key, then the state
+            rows = [rows[1].view(-1, *shapes[0]), rows[0].squeeze(1)]
+        elif self.cache.config.caches_values_only:  # the values are where a HuggingFace cache has its keys
+            rows = [rows[0].view(-1, *shapes[0])]
+        self.cache.write(layer, self.slots.flatten(), *rows)
+        return keys, values
+
+    def attend(self, module: Any, q: Tensor) -> Tensor:
+        """Queries q [B, H, S, d_qk], absorbed where that is possible, against all pages: [B, H, S, width]."""
+        cache, config = self.cache, self.cache.config
+        if config.positional != "decoupled":
+            return self._attend_gathered(module, q)
+        values, k_rope = cache.layer(module.layer_idx)
+        q_absorbed, q_rope = q.transpose(1, 2).split((values.shape[-1], config.rope_dim), dim=-1)
+        out = ops.paged_attention(
+            q_absorbed.flatten(0, 1),
+            q_rope.flatten(0, 1),
+            values,
+            k_rope,
+            cache.block_table,
+            cache.seq_lens,
+            None,
+            q.shape[2],
+            module.scaling,
+            plan=self.plan,
+        )
+        assert isinstance(out, Tensor)
+        return out.unflatten(0, (q.shape[0], -1)).transpose(1, 2)
+
+    def _attend_gathered(self, module: Any, q: Tensor) -> Tensor:
+        """Attentions without a kernel of ours: their rows are brought together, which costs a copy per step."""
+        held = [rows.transpose(1, 2) for rows in self.cache.gather(module.layer_idx)]
+        k, v = held if len(held) == 2 else (module.keys_of_slots(held[0]), held[0])
+        slots = torch.arange(v.shape[2], device=v.device)
+        S = q.shape[2]
+        newest = self.cache.seq_lens[:, None] - S + torch.arange(S, device=v.device)
+        seen = slots <= newest[:, :, None]  # [B, S, T]; a row that sees nothing gives zeros
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, seen[:, None], scale=module.scaling)
+        return out.nan_to_num()

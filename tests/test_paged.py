@@ -1,0 +1,120 @@
+"""The paged cache and the generation loop on it, against HuggingFace's generate on HuggingFace's cache."""
+
+import pytest
+import torch
+
+from gva import VARIANTS, cost
+from gva.cache import OutOfPages, PagedCache
+from gva.generate import PagedGenerator
+from models import tiny_config, tiny_model, tokens
+
+NEW = 7
+
+
+def hf_greedy(model, prompt, new=NEW):
+    ids = torch.tensor([prompt])
+    return model.generate(ids, max_new_tokens=new, do_sample=False, pad_token_id=0)[0, len(prompt) :].tolist()
+
+
+def prompts(*lengths):
+    return [tokens(1, n)[0].tolist() for n in lengths]
+
+
+@pytest.mark.parametrize("page", [1, 4, 64])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_equals_generate_on_ragged_prompts(variant, page):
+    model = tiny_model(variant)
+    asked = prompts(1, 9, 4)
+    got = PagedGenerator(model, batch=3, max_tokens=20, page=page).generate(asked, NEW)
+    assert got == [hf_greedy(model, prompt) for prompt in asked]
+
+
+@pytest.mark.parametrize("variant", ["gqa", "mla", "gva-drope-16", "gva-variance-fixed"])
+def test_sequences_come_and_go(variant):
+    """More prompts than slots, in a pool that cannot hold them all; every page comes back."""
+    model = tiny_model(variant)
+    asked = prompts(3, 11, 6, 2, 9, 5, 1)
+    generator = PagedGenerator(model, batch=3, max_tokens=20, page=4, pages=12)
+    assert generator.generate(asked, NEW) == [hf_greedy(model, prompt) for prompt in asked]
+    assert sorted(generator.cache.free) == list(range(1, 13))
+    assert generator.cache.seq_lens.tolist() == [0, 0, 0]
+    again = PagedGenerator(model, batch=2, max_tokens=20, page=4)
+    assert again.generate(asked, NEW) == again.generate(asked, NEW), "what is left in old pages changes nothing"
+
+
+def test_an_end_token_ends_a_sequence():
+    model = tiny_model("gva-drope-16")
+    asked = prompts(5, 8)
+    whole = [hf_greedy(model, prompt) for prompt in asked]
+    end = whole[0][2]
+    got = PagedGenerator(model, batch=2, max_tokens=20).generate(asked, NEW, end=end)
+    assert got == [tokens[: tokens.index(end) + 1] if end in tokens else tokens for tokens in whole]
+
+
+def test_streaming_and_a_reader_that_leaves():
+    generator = PagedGenerator(tiny_model("gva-drope-16"), batch=2, max_tokens=20, page=4)
+    stream = generator.stream(prompts(5, 8), NEW)
+    assert [next(stream)[0] for _ in range(2)] == [0, 1]
+    stream.close()
+    assert len(generator.cache.free) == 10, "its pages came back"
+
+
+def test_sampling_follows_the_model():
+    """At a high temperature tokens spread, at a low one they are the greedy ones."""
+    model, (prompt,) = tiny_model("gva-drope-16"), prompts(6)
+    cold = PagedGenerator(model, 1, 20, temperature=1e-4).generate([prompt], NEW)
+    assert cold == [hf_greedy(model, prompt)]
+    hot = [tuple(PagedGenerator(model, 1, 20, temperature=2.0).generate([prompt], NEW)[0]) for _ in range(4)]
+    assert len(set(hot)) > 1
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_pools_hold_what_the_paper_counts(variant):
+    config = tiny_config(variant)
+    cache = PagedCache(config, batch=3, max_tokens=64, page=16, dtype=torch.bfloat16)
+    pages = 3 * 4 + 1  # one that belongs to nobody
+    assert cache.nbytes == pages * 16 * cost.cache_bytes_per_token(config)
+
+
+def test_pages_are_handed_out_as_sequences_grow():
+    cache = PagedCache(tiny_config("gva-drope-16"), batch=2, max_tokens=32, page=8, pages=5)
+    cache.reserve([9, 1])
+    cache.advance([9, 1])
+    assert [len(owned) for owned in cache.owned] == [2, 1]
+    with pytest.raises(OutOfPages, match="3 pages of 8 tokens are needed, 2 are free"):
+        cache.reserve([8, 16])
+    assert len(cache.free) == 2, "nothing was taken"
+    with pytest.raises(ValueError, match=r"tokens of sequence 0=33: exceed max_tokens"):
+        cache.reserve([24, 0])
+    cache.release(0)
+    cache.reserve([0, 24])
+    assert len(cache.owned[1]) == 4
+    assert 0 not in cache.owned[1]
+
+
+def test_what_does_not_fit_is_told():
+    model = tiny_model("gva-drope-16")
+    with pytest.raises(ValueError, match=r"max_tokens=500: must lie between 1 and 128"):
+        PagedGenerator(model, 1, 500)
+    with pytest.raises(OutOfPages, match="prompt 0 needs 5 pages, the cache has 2"):
+        PagedGenerator(model, 1, 20, page=4, pages=2).generate(prompts(12), NEW)
+    generator = PagedGenerator(model, 1, 20, page=4)
+    with pytest.raises(ValueError, match=r"prompt 1=21: tokens, the new ones counted, exceed max_tokens=20"):
+        generator.generate(prompts(3, 14), NEW)
+    with pytest.raises(ValueError, match=r"prompt 0=\[\]: must have at least one token"):
+        generator.generate([[]], NEW)
+
+
+def test_low_precision_generates():
+    model = tiny_model("gva-drope-16", torch.bfloat16)
+    got = PagedGenerator(model, batch=2, max_tokens=20).generate(prompts(4, 6), NEW)
+    assert [len(tokens) for tokens in got] == [NEW, NEW]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("variant", ["gqa", "mla", "gva-drope-16", "gva-variance-fixed"])
+def test_a_captured_step_gives_the_tokens_of_an_eager_one(variant):
+    model = tiny_model(variant, torch.float32).cuda()
+    asked = prompts(3, 11, 6, 2, 9)
+    eager = PagedGenerator(model, batch=3, max_tokens=64, cuda_graph=False).generate(asked, 40)
+    assert PagedGenerator(model, batch=3, max_tokens=64, cuda_graph=True).generate(asked, 40) == eager
