@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gva import cost, diagnostics, ops
+    from gva.cache import PagedCache
     from gva.config import PRESETS, VARIANTS
+    from gva.generate import PagedGenerator
     from gva.model import GvaConfig, GvaForCausalLM, GvaModel
 
 try:
@@ -23,6 +25,8 @@ _HOME = {
     "GvaConfig": "gva.model",
     "GvaForCausalLM": "gva.model",
     "GvaModel": "gva.model",
+    "PagedCache": "gva.cache",
+    "PagedGenerator": "gva.generate",
     "PRESETS": "gva.config",
     "VARIANTS": "gva.config",
 }
@@ -34,6 +38,8 @@ __all__ = [
     "GvaConfig",
     "GvaForCausalLM",
     "GvaModel",
+    "PagedCache",
+    "PagedGenerator",
     "cost",
     "diagnostics",
     "ops",

@@ -7,6 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gva import VARIANTS
+from gva.cli import main
 from gva.data.batches import Batches
 from gva.data.shards import TokenDataset
 from gva.train import loop
@@ -150,3 +151,16 @@ def test_what_does_not_fit_is_told_before_anything_is_written(tmp_path, data):
 def test_only_the_last_checkpoints_are_kept(tmp_path, data):
     run_here(data, tmp_path, "checkpoint_every=3", "keep_checkpoints=2", steps=12)
     assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["step-00000009", "step-00000012"]
+
+
+def test_a_trained_model_continues_text(tmp_path, data, capsys):
+    run_here(data, tmp_path, steps=4)
+    arguments = ["generate", str(tmp_path / "model"), "--max-new-tokens", "5", "--device", "cpu"]
+    assert main([*arguments, "--prompt", "import os", "--prompt", "def f("]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("import os")
+    assert "\ndef f(" in shown
+    assert main([*arguments, "--prompt", "x", "--max-new-tokens", "5000"]) == 2
+    assert "max_tokens=5001: must lie between 1 and 256" in capsys.readouterr().err
+    assert main(["generate", str(tmp_path)]) == 2
+    assert "no such tokenizer" in capsys.readouterr().err
