@@ -59,14 +59,18 @@ def kernel_times(step, device: torch.device, rows: int = 25) -> str:
     activities = [torch.profiler.ProfilerActivity.CPU]
     if device.type == "cuda":
         activities = [torch.profiler.ProfilerActivity.CUDA]
+    wait(device)
+    start = time.perf_counter()
     with torch.profiler.profile(activities=activities) as profile:
         for _ in range(3):
             step()
         wait(device)
+        seconds = (time.perf_counter() - start) / 3
     kernels = sorted(profile.key_averages(), key=lambda e: -e.self_device_time_total)
-    return "\n".join(
-        f"{e.self_device_time_total / 3e3:8.2f} ms {e.count // 3:5d}x  {e.key[:100]}" for e in kernels[:rows]
-    )
+    busy = sum(e.self_device_time_total for e in kernels) / 3e6
+    lines = [f"device busy {1e3 * busy:.1f} of {1e3 * seconds:.1f} ms a step, profiled"]
+    lines += [f"{e.self_device_time_total / 3e3:8.2f} ms {e.count // 3:5d}x  {e.key[:100]}" for e in kernels[:rows]]
+    return "\n".join(lines)
 
 
 def measure(variant: str, arguments: argparse.Namespace, folder: Path) -> dict:

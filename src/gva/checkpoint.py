@@ -62,6 +62,8 @@ def staging_folder(target: str | os.PathLike) -> Iterator[Path]:
         raise NotADirectoryError(f"save_directory={str(target)!r}: is a file, must be a folder")
     created = not target.exists()
     target.mkdir(parents=True, exist_ok=True)
+    for left in target.glob(".saving-*"):  # by a process that was killed
+        shutil.rmtree(left, ignore_errors=True)
     staging = Path(tempfile.mkdtemp(prefix=".saving-", dir=target))
     try:
         yield staging

@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -181,8 +182,9 @@ def _add_data(commands: Any) -> None:
     prepare.add_argument("--out", type=Path, required=True, help="folder for the shards")
     prepare.add_argument("--dataset", help="a HuggingFace dataset, streamed: HuggingFaceFW/fineweb-edu, or a folder")
     prepare.add_argument("--dataset-config", help="its configuration, such as sample-100BT")
+    prepare.add_argument("--dataset-split", default="train")
     prepare.add_argument("--max-documents", type=int, help="stop the stream after so many")
-    prepare.add_argument("--valid", nargs="+", type=Path, help="validation files; else every 100th document")
+    prepare.add_argument("--valid", nargs="+", type=Path, help="validation files; else one document in 100")
     prepare.add_argument("--tokenizer", type=Path, help="tokenizer.json or its folder; else a BPE trained on the data")
     prepare.add_argument("--vocab-size", type=int, help="of a BPE trained here (16384; 2048 for the standard library)")
     prepare.add_argument("--end", help="the token that ends a document")
@@ -201,11 +203,16 @@ def _data_prepare(arguments: argparse.Namespace) -> int:
     shared = {"tokenizer": arguments.tokenizer, "vocab_size": size, "end": arguments.end, "field": arguments.field}
     if arguments.dataset and arguments.inputs:
         raise ValueError(f"give files or --dataset, not both ({arguments.inputs[0]} and {arguments.dataset})")
+    if arguments.valid and not arguments.inputs:
+        raise ValueError("--valid goes with input files; elsewhere documents are held out")
+    if arguments.tokenizer and not arguments.inputs and not arguments.dataset:
+        raise ValueError("--tokenizer: the standard library is tokenised with a BPE of its own; give input files")
     if arguments.dataset:
         index = prepare.prepare_dataset(
             arguments.dataset,
             arguments.out,
             config=arguments.dataset_config,
+            split=arguments.dataset_split,
             max_documents=arguments.max_documents,
             **shared,
         )
@@ -255,8 +262,11 @@ def _train(arguments: argparse.Namespace) -> int:
     overrides |= {name: value for name, value in named.items() if value is not None}
     build(arguments.preset, arguments.variant, overrides)  # a misspelt field is told before any data is prepared
     data = arguments.data or arguments.out / "data"
-    if arguments.data is None and not (data / INDEX).is_file() and int(os.environ.get("RANK", "0")) == 0:
-        prepare_standard_library(data)
+    if arguments.data is None and not (data / INDEX).is_file():
+        if int(os.environ.get("RANK", "0")) == 0:
+            prepare_standard_library(data)
+        while not (data / INDEX).is_file():  # the other ranks, under torchrun
+            time.sleep(0.2)
     config, recipe = build(arguments.preset, arguments.variant, overrides, TokenDataset(data).vocab_size)
     try:
         train(config, recipe, data, arguments.out, device=arguments.device)

@@ -18,7 +18,7 @@ from transformers import AutoTokenizer
 
 from gva.cli import main
 from gva.data.documents import DataError, read_documents
-from gva.data.prepare import prepare_dataset, prepare_files, prepare_standard_library
+from gva.data.prepare import is_held_out, prepare_dataset, prepare_files, prepare_standard_library
 from gva.data.shards import TokenDataset
 from gva.data.tokenizer import load_tokenizer, train_bpe
 
@@ -102,9 +102,9 @@ def test_shards_hold_the_documents(tmp_path, inputs):
     train.verify()
     tokenizer = load_tokenizer(tmp_path / "out" / "tokenizer")
     texts = [text for path in inputs for text in read_documents(path)]
-    numbered = [(i, text) for path in inputs for i, text in enumerate(read_documents(path))]
-    held_out = [text for i, text in numbered if i % 100 == 99]
-    assert (len(texts), len(held_out)) == (330, 3)
+    held_out = [text for text in texts if is_held_out(text, 100)]
+    assert len(texts) == 330
+    assert 1 <= len(held_out) <= 12
     ends = train.document_ends
     assert len(ends) == len(texts) - len(held_out)
     first = train.read(0, int(ends[0]))
@@ -112,7 +112,7 @@ def test_shards_hold_the_documents(tmp_path, inputs):
     assert first[-1] == tokenizer.end == index["end_of_text"]
     crossing = train.read(int(train.shards[0].tokens) - 5, int(train.shards[0].tokens) + 5)
     assert len(crossing) == 10
-    assert sum(s.bytes for s in train.shards) == sum(len(t.encode()) for i, t in numbered if i % 100 != 99)
+    assert sum(s.bytes for s in train.shards) == sum(len(t.encode()) for t in texts if t not in held_out)
     assert valid.read(0, len(valid)).tolist().count(tokenizer.end) == len(held_out)
     assert AutoTokenizer.from_pretrained(tmp_path / "out" / "tokenizer").eos_token_id == tokenizer.end
     assert index["provenance"]["inputs"] == [p.name for p in inputs]
@@ -149,9 +149,14 @@ def test_changed_inputs_and_tokenizers_are_done_again(tmp_path, inputs):
     prepare_files(inputs, out, vocab_size=400, progress=False)
     before = TokenDataset(out).fingerprint
     inputs[1].write_bytes(lzma.compress(jsonl(TEXTS[:20])))
-    prepare_files(inputs, out, progress=False)
+    prepare_files(inputs, out, vocab_size=400, progress=False)
     changed = TokenDataset(out).fingerprint
     assert changed != before
+    prepare_files(inputs, out, vocab_size=350, progress=False)
+    assert TokenDataset(out).vocab_size == 350, "another vocabulary was asked for"
+    prepare_files(inputs, out, vocab_size=350, end="a", progress=False)
+    assert TokenDataset(out).index["end_of_text"] == load_tokenizer(out / "tokenizer").end
+    assert TokenDataset(out).read(0, len(TokenDataset(out)))[-1] == TokenDataset(out).index["end_of_text"]
     train_bpe(TEXTS, 300).save(tmp_path / "other")
     prepare_files(inputs, out, tokenizer=tmp_path / "other", progress=False)
     assert TokenDataset(out).fingerprint != changed
@@ -237,7 +242,13 @@ def test_a_dataset_folder_is_streamed_and_resumed(tmp_path):
     (folder / "train-1.jsonl").write_bytes(jsonl(TEXTS[120:]))
     options = {"vocab_size": 400, "shard_documents": 100, "progress": False}
     index = prepare_dataset(str(folder), tmp_path / "whole", **options)
-    assert [s["documents"] for s in index["splits"]["train"]] == [99, 99, 50]
+    assert sum(s["documents"] for split in index["splits"].values() for s in split) == 250
+    assert len(index["splits"]["train"]) == 3
+    prepare_dataset(str(folder), tmp_path / "grown", max_documents=120, **options)
+    prepare_dataset(str(folder), tmp_path / "grown", **options)
+    assert len(TokenDataset(tmp_path / "grown")) > 0
+    grown = TokenDataset(tmp_path / "grown").index
+    assert sum(s["documents"] for split in grown["splits"].values() for s in split) == 250, "nothing was lost"
     (tmp_path / "part").mkdir()
     for name in snapshot(tmp_path / "whole"):
         if name.startswith(("tokenizer", "train-00000", "valid-00000")):
@@ -245,8 +256,47 @@ def test_a_dataset_folder_is_streamed_and_resumed(tmp_path):
             (tmp_path / "part" / name).write_bytes((tmp_path / "whole" / name).read_bytes())
     prepare_dataset(str(folder), tmp_path / "part", **options)
     assert snapshot(tmp_path / "part") == snapshot(tmp_path / "whole")
-    with pytest.raises(DataError, match=r"row 0 has no field 'body', only \['id', 'text'\]"):
+    with pytest.raises(DataError, match=r"row 0 has no text in field 'body' \(it has \['id', 'text'\]\)"):
         prepare_dataset(str(folder), tmp_path / "bad", field="body", progress=False)
+
+
+def test_whole_files_as_documents_are_held_out_too(tmp_path):
+    paths = []
+    for number, text in enumerate(TEXTS):
+        paths.append(tmp_path / f"{number}.txt")
+        paths[-1].write_text(text)
+    index = prepare_files(paths, tmp_path / "out", vocab_size=300, progress=False)
+    assert index["tokens"]["valid"] > 0
+    with pytest.raises(DataError, match="no document was held out for validation; give some with --valid"):
+        prepare_files(paths[:1], tmp_path / "few", vocab_size=300, hold_out=10**9, progress=False)
+    assert not (tmp_path / "few" / "index.json").exists()
+
+
+def test_a_spelt_out_special_token_ends_nothing(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(jsonl([*TEXTS, "before <|endoftext|> after"]))
+    prepare_files([tmp_path / "a.jsonl"], tmp_path / "out", vocab_size=400, progress=False)
+    datasets = [TokenDataset(tmp_path / "out", split) for split in ("train", "valid")]
+    ends = sum(d.read(0, len(d)).tolist().count(d.index["end_of_text"]) for d in datasets)
+    assert ends == len(TEXTS) + 1
+
+
+def test_workers_end_with_their_parent(tmp_path, inputs):
+    """Killed without a word, the parent leaves no orphan that goes on writing."""
+    many = [tmp_path / f"copy-{i}.jsonl.xz" for i in range(400)]
+    for path in many:
+        path.write_bytes(inputs[0].read_bytes())
+    out = tmp_path / "out"
+    words = [*map(str, many), "--out", str(out), "--vocab-size", "300", "--workers", "2"]
+    run = subprocess.Popen([sys.executable, "-m", "gva.cli", "data", "prepare", *words], stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not list(out.glob("train-*.json")) and run.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    run.kill()
+    run.wait()
+    time.sleep(2.5)
+    written = len(list(out.glob("train-*.json")))
+    time.sleep(1.5)
+    assert len(list(out.glob("train-*.json"))) == written < 400
 
 
 def test_the_command_line(tmp_path, inputs, capsys):
@@ -254,6 +304,10 @@ def test_the_command_line(tmp_path, inputs, capsys):
     assert main(["data", "prepare", *map(str, inputs), "--out", str(out), "--vocab-size", "400", "--workers", "1"]) == 0
     assert "train tokens" in capsys.readouterr().out
     assert main(["data", "verify", str(out)]) == 0
+    assert main(["data", "prepare", "--out", str(out), "--tokenizer", "t.json"]) == 2
+    assert "--tokenizer: the standard library" in capsys.readouterr().err
+    assert main(["data", "prepare", "--out", str(out), "--valid", "v.jsonl"]) == 2
+    assert "--valid goes with input files" in capsys.readouterr().err
     assert main(["data", "prepare", str(tmp_path / "no.jsonl"), "--out", str(out)]) == 2
     assert "no.jsonl: no such file" in capsys.readouterr().err
     with pytest.raises(SystemExit):

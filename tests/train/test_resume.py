@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 import signal
 
 import pytest
@@ -9,8 +10,6 @@ from safetensors.torch import load_file
 
 from gva.train.metrics import read_metrics
 from train.runs import command, finish, kill_when
-
-STEPS = ["--steps", "120", "checkpoint_every=3"]  # so dense that most kills fall into the writing of one
 
 
 def losses(out):
@@ -21,30 +20,66 @@ def evaluations(out):
     return [line for line in read_metrics(out) if line["kind"] == "eval"]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_kills_at_random_moments_change_nothing(tmp_path, data, ranks):
-    words = STEPS if ranks == 1 else ["--steps", "60", "checkpoint_every=3", "parallel=ddp"]
-    finish(command(data, tmp_path / "whole", *words, ranks=ranks))
-    torn, rng, kills = tmp_path / "torn", random.Random(ranks), 0
-    run = command(data, torn, *words, ranks=ranks)
-    seen = 0
-    for _ in range(3):
-        folder = torn / "checkpoints"
+def same_weights(a, b):
+    x, y = (load_file(folder / "model" / "model.safetensors") for folder in (a, b))
+    return x.keys() == y.keys() and all(x[name].equal(y[name]) for name in x)
 
-        def progressed(seen=seen, folder=folder):
-            return any(int(p.name.split("-")[1].split(".")[0]) > seen for p in folder.glob("step-*"))
 
-        kills += kill_when(run, progressed, delay=rng.uniform(0, 0.4))
-        whole = [int(p.name[5:]) for p in folder.glob("step-*[0-9]")]
-        seen = max(whole, default=0)
-    assert kills >= 2, "the runs were over before they could be killed"
-    finish(run)
-    assert losses(torn) == losses(tmp_path / "whole")
-    assert evaluations(torn) == evaluations(tmp_path / "whole")
-    a, b = (load_file(folder / "model" / "model.safetensors") for folder in (torn, tmp_path / "whole"))
-    assert a.keys() == b.keys()
-    assert all(a[name].equal(b[name]) for name in a)
-    assert not list((torn / "checkpoints").glob("*.unfinished"))
+@pytest.mark.parametrize(("ranks", "parallel"), [(1, "ddp"), (2, "ddp"), (2, "fsdp")])
+def test_kills_at_random_moments_change_nothing(tmp_path, data, ranks, parallel):
+    """Checkpoints so dense that evaluations fall on the same steps and kills into their writing."""
+    whole, torn, rng = tmp_path / "whole", tmp_path / "torn", random.Random(ranks)
+    words = ["--steps", "90", "checkpoint_every=4", f"parallel={parallel}"]
+    finish(command(data, whole, *words), ranks=ranks)
+    folder, run = torn / "checkpoints", command(data, torn, *words)
+    reached = [0]
+
+    def later():
+        return any(int(path.name[5:13]) > reached[0] + 8 for path in folder.glob("step-*"))
+
+    def writing():
+        return later() and any(folder.glob("*.unfinished"))
+
+    landed = 0
+    for condition, delay in ((later, rng.uniform(0, 0.3)), (writing, 0), (writing, 0)):
+        landed += kill_when(run, condition, delay, ranks=ranks) and any(folder.glob("*.unfinished"))
+        reached[0] = max([int(path.name[5:]) for path in folder.glob("step-*[0-9]")], default=0)
+    assert landed >= 1, "no kill fell into the writing of a checkpoint"
+    assert reached[0] < 90, "it was over before it could be killed"
+    finish(run, ranks=ranks)
+    assert losses(torn) == losses(whole)
+    assert evaluations(torn) == evaluations(whole)
+    assert same_weights(torn, whole)
+    assert not list(folder.glob("*.unfinished"))
+
+
+def test_a_run_goes_on_with_other_ranks(tmp_path, data):
+    """One process, two repeated, two sharded, one again: each reads what the one before wrote."""
+    whole, moved = tmp_path / "whole", tmp_path / "moved"
+    words = ["--steps", "40", "checkpoint_every=2", "eval_every=2"]
+    finish(command(data, whole, *words))
+    for ranks, parallel, until in ((1, "ddp", 8), (2, "ddp", 16), (2, "fsdp", 24)):
+        reached = lambda until=until: any(
+            int(path.name[5:]) >= until for path in (moved / "checkpoints").glob("step-*[0-9]")
+        )
+        assert kill_when(command(data, moved, *words, f"parallel={parallel}"), reached, ranks=ranks)
+    finish(command(data, moved, *words))
+    steps = [[line[:2] for line in losses(folder)] for folder in (moved, whole)]
+    assert [step for step, _ in steps[0]] == list(range(1, 41))
+    assert [loss for _, loss in steps[0]] == pytest.approx([loss for _, loss in steps[1]], rel=1e-4)
+
+
+def test_two_runs_in_one_folder_are_refused(tmp_path, data):
+    run = command(data, tmp_path, "--steps", "400")
+    told = []
+
+    def second():
+        if (tmp_path / "metrics.jsonl").is_file():
+            told.append(finish(run, expect=2))
+        return bool(told)
+
+    assert kill_when(run, second)
+    assert "another process is training here; stop it, or give another --out" in told[0]
 
 
 def test_asked_to_stop_it_writes_a_checkpoint_and_goes_on_later(tmp_path, data):
@@ -53,7 +88,7 @@ def test_asked_to_stop_it_writes_a_checkpoint_and_goes_on_later(tmp_path, data):
     run = command(data, out, "--steps", "60", "checkpoint_every=1000")
     started = lambda: bool(read_metrics(out, "step"))  # noqa: E731
     assert kill_when(run, started, delay=0, sent=signal.SIGTERM)
-    (checkpoint,) = (out / "checkpoints").iterdir()
+    (checkpoint,) = (out / "checkpoints").glob("step-*[0-9]")
     assert 0 < int(checkpoint.name[5:]) < 60
     finish(run)
     assert losses(out) == losses(tmp_path / "whole")
@@ -65,6 +100,10 @@ def test_a_finished_run_is_left_alone(tmp_path, data):
     before = (tmp_path / "metrics.jsonl").read_text()
     finish(run)
     assert (tmp_path / "metrics.jsonl").read_text() == before
+    weights = (tmp_path / "model" / "model.safetensors").read_bytes()
+    shutil.rmtree(tmp_path / "model")
+    finish(run)
+    assert (tmp_path / "model" / "model.safetensors").read_bytes() == weights, "a lost export is made again"
 
 
 def test_another_run_is_refused_by_what_differs(tmp_path, data):
@@ -73,6 +112,11 @@ def test_another_run_is_refused_by_what_differs(tmp_path, data):
     assert "holds a run that differs in recipe.lr: 0.003 -> 0.5; recipe.seed: 0 -> 3" in told
     told = finish(command(data, tmp_path, "--steps", "4", variant="gqa"), expect=2)
     assert "model.attention: 'gva' -> 'gqa'" in told
+    other = shutil.copytree(data, tmp_path / "other")
+    index = json.loads((other / "index.json").read_text())
+    index["splits"]["valid"][0]["sha256"] = "another"
+    (other / "index.json").write_text(json.dumps(index))
+    assert "differs in data.valid" in finish(command(other, tmp_path, "--steps", "4"), expect=2)
 
 
 def test_a_checkpoint_that_cannot_be_read_is_named(tmp_path, data):

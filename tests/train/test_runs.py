@@ -1,21 +1,27 @@
 """Runs: several ranks equal one, every variant learns, what went wrong is said."""
 
 import errno
+import itertools
+import json
+import os
+import subprocess
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gva import VARIANTS
+from gva import VARIANTS, GvaForCausalLM
 from gva.cli import main
 from gva.data.batches import Batches
+from gva.data.prepare import prepare_files
 from gva.data.shards import TokenDataset
+from gva.model import FeedForward
 from gva.train import loop
 from gva.train.checkpoints import CheckpointError, Checkpoints
 from gva.train.metrics import NonFiniteLoss, is_done, read_metrics
 from gva.train.parallel import process_group
 from gva.train.recipe import build, read_overrides
-from train.runs import SIZE, command, finish
+from train.runs import ENVIRONMENT, SIZE, command, finish
 
 
 def run_here(data, out, *words, variant="gva-drope-16", steps=12):
@@ -59,7 +65,7 @@ def test_the_exported_model_is_the_trained_one(tmp_path, data):
 )
 def test_two_ranks_give_the_loss_of_one(tmp_path, data, words):
     finish(command(data, tmp_path / "one", "--steps", "20", *words))
-    finish(command(data, tmp_path / "two", "--steps", "20", *words, ranks=2))
+    finish(command(data, tmp_path / "two", "--steps", "20", *words), ranks=2)
     one, two = (read_metrics(tmp_path / name, "step") for name in ("one", "two"))
     assert len(one) == len(two) == 20
     assert [line["loss"] for line in two] == pytest.approx([line["loss"] for line in one], rel=1e-5)
@@ -69,11 +75,68 @@ def test_two_ranks_give_the_loss_of_one(tmp_path, data, words):
         torch.testing.assert_close(x, y, rtol=1e-3, atol=1e-4, msg=name)
 
 
-def test_accumulation_and_checkpointing_change_no_loss(tmp_path, data):
+def test_torchrun_starts_it_with_the_embedded_data(tmp_path):
+    """The documented launcher, and the default that one rank prepares while the other waits."""
+    words = command(tmp_path, tmp_path / "out", "--steps", "4")
+    words = [w for w in words if w not in ("--data", str(tmp_path))]
+    launcher = [words[0], "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run([*launcher, *words[1:]], capture_output=True, text=True, timeout=200, env=ENVIRONMENT)
+    assert is_done(tmp_path / "out"), done.stderr[-3000:]
+
+
+def test_accumulation_and_checkpointing_change_no_loss(tmp_path, data, monkeypatch):
+    calls, plain = [0], FeedForward.forward
+
+    def counted(self, x):
+        calls[0] += 1
+        return plain(self, x)
+
+    monkeypatch.setattr(FeedForward, "forward", counted)
     whole = run_here(data, tmp_path / "a", "micro_batch=8")
-    for number, words in enumerate((["micro_batch=3"], ["activation_checkpointing=true"])):
+    once = calls[0]
+    for number, words in enumerate((["micro_batch=3"], ["micro_batch=8", "activation_checkpointing=true"])):
+        calls[0] = 0
         other = run_here(data, tmp_path / str(number), *words)
         assert [x["loss"] for x in other] == pytest.approx([x["loss"] for x in whole], rel=1e-5)
+    assert calls[0] > 1.8 * once, "the second time round, activations were computed again"
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_document_mask_trains_on_documents_as_if_alone(tmp_path, masked):
+    """The first loss, from short packed documents, is the mean over their targets, each document by itself."""
+    texts = [f"x{i} = {i * i}\n" for i in range(3000)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
+    prepare_files([tmp_path / "a.jsonl"], tmp_path / "data", vocab_size=300, progress=False)
+    overrides = read_overrides(None, SIZE) | {"document_mask": masked, "steps": 3}
+    dataset = TokenDataset(tmp_path / "data")
+    config, recipe = build("demo", "gva-drope-16", overrides, dataset.vocab_size)
+    (first, *_) = run_here(tmp_path / "data", tmp_path / "out", f"document_mask={str(masked).lower()}", steps=3)
+    torch.manual_seed(recipe.seed)
+    model, ends = GvaForCausalLM(config).eval(), dataset.document_ends
+    total, count = 0.0, 0
+    for index in Batches(dataset, recipe.length, 8, 0).indices(0):
+        low, high = index * recipe.length, (index + 1) * recipe.length
+        cuts = [low, *ends[(ends > low) & (ends <= high)].tolist(), high + 1]
+        for a, b in itertools.pairwise(cuts):
+            ids = torch.from_numpy(dataset.read(a, b))[None]
+            if ids.shape[1] > 1:
+                logits = model(ids[:, :-1]).logits[0]
+                total += torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="sum").item()
+                count += ids.shape[1] - 1
+    assert (first["loss"] == pytest.approx(total / count, rel=1e-5)) == masked
+
+
+def test_a_full_disk_under_the_metrics_is_told(tmp_path, data, monkeypatch):
+    real = os.fsync
+
+    def full(descriptor):
+        if (tmp_path / "checkpoints" / "step-00000010").exists():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(descriptor)
+
+    monkeypatch.setattr("gva.train.metrics.os.fsync", full)
+    with pytest.raises(OSError, match=r"metrics.jsonl: could not be written .*No space left.*same command again"):
+        run_here(data, tmp_path, "checkpoint_every=5", steps=30)
 
 
 def test_seeds_fix_weights_and_order(tmp_path, data):
@@ -85,8 +148,12 @@ def test_seeds_fix_weights_and_order(tmp_path, data):
     assert same[0]["loss"] != other[0]["loss"]
     batches = [Batches(TokenDataset(data), 48, 8, seed).indices(0) for seed in (0, 1)]
     assert batches[0] != batches[1]
-    _, recipe = build("demo", "gqa", {"seed": 1, "data_seed": 0})
-    assert (recipe.seed, recipe.order_seed) == (1, 0)
+    orders = []
+    for fields in ({"seed": 0}, {"seed": 1}, {"seed": 1, "data_seed": 0}):
+        config, recipe = build("demo", "gqa", fields, TokenDataset(data).vocab_size)
+        with process_group("cpu") as ranks:
+            orders.append(loop._build(config, recipe, TokenDataset(data), ranks).batches.indices(0))
+    assert orders[0] == orders[2] != orders[1]
 
 
 def test_compiled_training_follows_eager(tmp_path, data):
@@ -116,7 +183,10 @@ def test_nan_stops_with_the_step_the_batch_and_what_to_try(tmp_path, data, monke
         return real(run)
 
     monkeypatch.setattr(loop, "train_step", broken)
-    with pytest.raises(NonFiniteLoss, match=r"loss nan.* at step 7: stopped; its batch was .*Try a lower lr"):
+    with pytest.raises(
+        NonFiniteLoss,
+        match=r"loss nan.* at step 7: stopped; its batch was .*step 5 is from before it. Try, in another --out",
+    ):
         run_here(data, tmp_path, "checkpoint_every=5", steps=20)
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step-00000005"]
     monkeypatch.setattr(loop, "train_step", real)

@@ -53,8 +53,8 @@ def read_dataset(name: str, field: str = "text", split: str = "train", config: s
         raise DataError("reading a HuggingFace dataset needs: pip install 'grouped-value-attention[train]'") from error
     rows = datasets.load_dataset(name, config, split=split, streaming=True)
     for number, row in enumerate(rows):
-        if field not in row:
-            raise DataError(f"dataset {name}: row {number} has no field {field!r}, only {sorted(row)}")
+        if not isinstance(row.get(field), str):
+            raise DataError(f"dataset {name}: row {number} has no text in field {field!r} (it has {sorted(row)})")
         yield row[field]
 
 
@@ -116,6 +116,9 @@ def _parquet(path: Path, stream: BinaryIO, field: str) -> Iterator[str]:
         if field not in file.schema_arrow.names:
             raise DataError(f"{path}: no column {field!r}, only {file.schema_arrow.names}")
         for batch in file.iter_batches(batch_size=256, columns=[field]):
-            yield from (text for text in batch.column(0).to_pylist() if text is not None)
+            for text in batch.column(0).to_pylist():
+                if not isinstance(text, str):
+                    raise DataError(f"{path}: column {field!r} has {text!r} where text should be")
+                yield text
     except pa.ArrowException as error:
         raise DataError(f"{path}: truncated or not a parquet file ({error}); fetch it again") from error

@@ -2,10 +2,15 @@
 
 import hashlib
 import json
+import os
 import platform
 import sysconfig
+import threading
+import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import islice
 from multiprocessing import get_context
@@ -18,10 +23,11 @@ from tqdm import tqdm
 import gva
 from gva.data.documents import DataError, kind_of, read_dataset, read_documents
 from gva.data.shards import FORMAT, INDEX, Shard, read_record, write_atomically, write_shard
-from gva.data.tokenizer import TextTokenizer, load_tokenizer, train_bpe
+from gva.data.tokenizer import TextTokenizer, load_tokenizer, tokenizer_settings, train_bpe
 
-HOLD_OUT = 100  # without a validation input, every 100th document of a file is held out
+HOLD_OUT = 100  # without a validation input, about one document in so many is held out, chosen by its content
 ENCODE = 256  # documents per call into the tokenizer
+ASKED = "requested_vocab_size"  # noted beside a tokenizer trained here
 STREAM_SHARD = 50_000  # documents per shard of a streamed dataset
 
 
@@ -57,8 +63,8 @@ def prepare_files(
     arguments = [(str(path), split, number, str(out), field, 0 if valid else hold_out) for path, split, number in jobs]
     bar = tqdm(total=sum(path.stat().st_size for path, *_ in jobs), unit="B", unit_scale=True, disable=not progress)
     shards: dict[str, list[Shard]] = {"train": [], "valid": []}
-    with bar, ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        for (path, *_), done in zip(jobs, pool.map(_prepare_file, arguments), strict=True):
+    with bar, _mapper(workers) as run_all:
+        for (path, *_), done in zip(jobs, run_all(_prepare_file, arguments), strict=True):
             for shard in done:
                 shards[shard.name.split("-")[0]].append(shard)
             bar.update(path.stat().st_size)
@@ -79,7 +85,8 @@ def prepare_dataset(
     shard_documents: int = STREAM_SHARD,
     progress: bool = True,
 ) -> dict[str, Any]:
-    """Tokenize a HuggingFace dataset as it streams; shards that are already there are skipped, not rewritten."""
+    """Tokenize a HuggingFace dataset as it streams, in one process. After a kill the stream is read again, but
+    shards that are already there are not tokenized again."""
     out.mkdir(parents=True, exist_ok=True)
 
     def stream() -> Iterator[str]:
@@ -90,7 +97,8 @@ def prepare_dataset(
     texts, number = stream(), 0
     with tqdm(unit=" documents", disable=not progress) as bar:
         while chunk := list(islice(texts, shard_documents)):
-            source = {"dataset": name, "config": config, "split": split, "first": number * shard_documents}
+            first = {"first": number * shard_documents, "documents": len(chunk), "field": field}
+            source = {"dataset": name, "config": config, "split": split, **first}
             for shard in _write_splits(out, number, chunk, kept, source, "train", HOLD_OUT):
                 shards[shard.name.split("-")[0]].append(shard)
             bar.update(len(chunk))
@@ -125,16 +133,42 @@ def _settle_tokenizer(
     out: Path, given: Path | None, vocab_size: int, end: str | None, texts: Callable[[], Iterable[str]], progress: bool
 ) -> TextTokenizer:
     """The tokenizer of this folder: the one given, the one an earlier run trained here, or one trained now."""
+    (out / INDEX).unlink(missing_ok=True)  # what it described is about to change
     folder = out / "tokenizer"
     if given is not None:
         tokenizer = load_tokenizer(given, end)
         tokenizer.save(folder)
-    elif (folder / "tokenizer_config.json").is_file():
+        return tokenizer
+    if tokenizer_settings(folder).get(ASKED) == vocab_size:
         tokenizer = load_tokenizer(folder, end)
     else:
         tokenizer = train_bpe(texts(), vocab_size, progress)
         tokenizer.save(folder)
+        tokenizer = load_tokenizer(folder, end)
+    tokenizer.save(folder, **{ASKED: vocab_size})
     return tokenizer
+
+
+@contextmanager
+def _mapper(workers: int) -> Iterator[Callable[..., Iterable[Any]]]:
+    """`map` in this process, or over several that end with it."""
+    if workers <= 1:
+        yield map
+        return
+    spawn = get_context("spawn")
+    with ProcessPoolExecutor(workers, spawn, initializer=_begin_worker, initargs=(os.getpid(),)) as pool:
+        yield pool.map
+
+
+def _begin_worker(parent: int) -> None:
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)  # killed without a word: an orphan must not go on writing
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _prepare_file(arguments: tuple[str, str, int, str, str, int]) -> list[Shard]:
@@ -162,10 +196,14 @@ def _write_splits(
     if all(record is not None and record.source == source for record in found):
         return [record for record in found if record is not None]
     parts: dict[str, list[str]] = {name: [] for name in splits}
-    for i, text in enumerate(documents):
-        held_out = len(splits) == 2 and i % hold_out == hold_out - 1
-        parts["valid" if held_out else split].append(text)
+    for text in documents:
+        parts["valid" if len(splits) == 2 and is_held_out(text, hold_out) else split].append(text)
     return [_write(out, f"{name}-{number:05d}", texts, tokenizer, source) for name, texts in parts.items()]
+
+
+def is_held_out(text: str, one_in: int) -> bool:
+    """Whether a document is for validation. By content, so that copies of it never stand on both sides."""
+    return zlib.crc32(text.encode()) % one_in == 0
 
 
 def _write(out: Path, name: str, texts: Iterable[str], tokenizer: TextTokenizer, source: dict[str, Any]) -> Shard:
@@ -185,6 +223,8 @@ def _file_digest(path: Path) -> str:
 def _publish(
     out: Path, shards: dict[str, list[Shard]], tokenizer: TextTokenizer, source: dict[str, Any]
 ) -> dict[str, Any]:
+    if not any(shard.tokens for shard in shards["valid"]):
+        raise DataError(f"{out}: no document was held out for validation; give some with --valid")
     index = {
         "format": FORMAT,
         "vocab_size": tokenizer.vocab_size,

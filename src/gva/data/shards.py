@@ -6,7 +6,8 @@
     train-00000.documents      int64, where each document ends
     train-00000.json           the shard's record: counts, checksums, where it came from
 
-A folder without index.json is an unfinished preparation; its finished shards are kept when it goes on.
+A folder without index.json is an unfinished preparation; its finished shards are kept when it goes on. Preparing
+again takes the index away first.
 """
 
 import hashlib
@@ -39,7 +40,7 @@ class Shard:
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # two writers never share one
     temporary.write_bytes(content.encode() if isinstance(content, str) else content)
     os.replace(temporary, path)
 

@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -28,18 +29,18 @@ class TextTokenizer:
 
     @property
     def fingerprint(self) -> str:
-        return hashlib.sha256(self.tokenizer.to_str().encode()).hexdigest()[:16]
+        return hashlib.sha256(f"{self.end} {self.tokenizer.to_str()}".encode()).hexdigest()[:16]
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         """Token ids of each text, its end token last."""
         return [[*e.ids, self.end] for e in self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 
-    def save(self, folder: Path) -> None:
-        """A folder that AutoTokenizer loads."""
+    def save(self, folder: Path, **more: int) -> None:
+        """A folder that AutoTokenizer loads; `more` is noted in its settings."""
         folder.mkdir(parents=True, exist_ok=True)
         self.tokenizer.save(str(folder / FILE))
         end = self.tokenizer.id_to_token(self.end)
-        settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end, "model_max_length": 10**9}
+        settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end, "model_max_length": 10**9, **more}
         (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))
 
 
@@ -53,10 +54,10 @@ def load_tokenizer(path: Path, end: str | None = None) -> TextTokenizer:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises plain Exception
         raise DataError(f"{file}: not a tokenizer ({error})") from error
+    tokenizer.encode_special_tokens = True  # a document that spells out a special token does not end there
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    settings = file.with_name("tokenizer_config.json")
-    declared = json.loads(settings.read_text()).get("eos_token") if settings.is_file() else None
+    declared = tokenizer_settings(file.parent).get("eos_token")
     declared = declared.get("content") if isinstance(declared, dict) else declared
     names = [n for n in (end, declared, END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>") if n]
     ids = [tokenizer.token_to_id(name) for name in names]
@@ -66,6 +67,12 @@ def load_tokenizer(path: Path, end: str | None = None) -> TextTokenizer:
     if found is None:
         raise DataError(f"{file}: none of {names} is a token; say with --end which one ends a document")
     return TextTokenizer(tokenizer, found)
+
+
+def tokenizer_settings(folder: Path) -> dict[str, Any]:
+    """What a tokenizer's folder says of it besides its vocabulary."""
+    path = folder / "tokenizer_config.json"
+    return json.loads(path.read_text()) if path.is_file() else {}
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int, progress: bool = False) -> TextTokenizer:

@@ -52,9 +52,23 @@ class Checkpoints:
         self._pending = (step, future if isinstance(future, Future) else future.upload_completion)
 
     def poll(self) -> None:
-        """Publish a checkpoint that has been written meanwhile. No rank waits for another."""
-        if self._pending is not None and self._pending[1].done() and self.ranks.world == 1:
+        """Publish a checkpoint that every rank has written meanwhile. All ranks call this at the same step."""
+        if self._pending is None:
+            return
+        written = torch.tensor(float(self._pending[1].done()))
+        if self.ranks.world > 1:
+            dist.all_reduce(written, op=dist.ReduceOp.MIN, group=self.ranks.side)
+        if written:
             self.finish()
+
+    def abandon(self) -> None:
+        """After an error on this rank: let the writer end, and publish only if no other rank must agree."""
+        if self._pending is None:
+            return
+        if self.ranks.world == 1:
+            self.finish()
+        else:
+            self._pending[1].exception()
 
     def finish(self) -> None:
         """Wait for the checkpoint under way and publish it."""

@@ -1,35 +1,32 @@
 """The training loop, readable as if for one device. `train` starts a run or goes on with it."""
 
-import json
 import os
 import signal
-import time
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
-import gva
 from gva import cost
 from gva.config import GvaConfig
 from gva.data.batches import IGNORED, Batches
-from gva.data.shards import TokenDataset, write_atomically
+from gva.data.shards import TokenDataset
 from gva.errors import check
 from gva.model import GvaForCausalLM
 from gva.train import evaluate
 from gva.train.checkpoints import Checkpoints, random_state, set_random_state
 from gva.train.export import export_model
+from gva.train.folder import claim, locked
 from gva.train.metrics import Metrics, NonFiniteLoss, is_done
 from gva.train.optimizer import learning_rate, make_optimizer, named_state, set_learning_rate
 from gva.train.parallel import Ranks, accumulating, arithmetic, parallelize, process_group
 from gva.train.recipe import Recipe
 from gva.train.zclip import ZClip, gradient_norm, scale_gradients
-
-RUN = "run.json"
 
 
 @dataclass
@@ -48,6 +45,8 @@ class Run:
 
     def state(self) -> dict[str, Tensor]:
         """Everything a resumed run needs, as tensors. The data position is the step."""
+        if isinstance(self.loss, FSDPModule):
+            self.loss.reshard()  # a forward pass without a backward one, an evaluation say, leaves weights gathered
         return {
             **named_state(self.model, self.optimizer),
             **{f"zclip.{name}": value for name, value in self.zclip.state.items()},
@@ -71,12 +70,12 @@ def train(
     """
     train_set, valid_set = TokenDataset(data), TokenDataset(data, "valid")
     _check_fit(config, recipe, train_set)
-    with process_group(device) as ranks:
+    valid = Batches(valid_set, recipe.length, 1, 0, recipe.document_mask)
+    with process_group(device) as ranks, locked(out) if ranks.first else nullcontext():
         if ranks.first:
-            out.mkdir(parents=True, exist_ok=True)
-            _claim(out, config, recipe, train_set)
+            claim(out, config, recipe, train_set, valid_set)
         dist.barrier(ranks.side)
-        if is_done(out):
+        if is_done(out) and (out / "model").is_dir():
             return
         run = _build(config, recipe, train_set, ranks)
         checkpoints = Checkpoints(out / "checkpoints", ranks, recipe.keep_checkpoints)
@@ -85,13 +84,17 @@ def train(
             checkpoints.load(steps[-1], state)
             set_random_state(state, ranks.device)
             run.step = int(state["step"])
-        valid = Batches(valid_set, recipe.length, 1, 0, recipe.document_mask)
         metrics = Metrics(out, run.step, recipe.steps, ranks.first, progress)
         try:
-            _loop(run, valid, checkpoints, metrics, out)
-        finally:
+            with StopRequest() as stop:
+                _loop(run, valid, checkpoints, metrics, stop)
+            export_model(run.model, data, out / "model", ranks)
+            metrics.write([{"kind": "done", "step": run.step, "tokens": recipe.tokens}])
+        except BaseException:
             with suppress(Exception):
-                checkpoints.finish()
+                checkpoints.abandon()
+            raise
+        finally:
             metrics.close()
 
 
@@ -99,12 +102,10 @@ class Stopped(KeyboardInterrupt):
     """The run was asked to stop and has written a checkpoint."""
 
 
-def _loop(run: Run, valid: Batches, checkpoints: Checkpoints, metrics: Metrics, out: Path) -> None:
+def _loop(run: Run, valid: Batches, checkpoints: Checkpoints, metrics: Metrics, stop: "StopRequest") -> None:
     recipe, ranks = run.recipe, run.ranks
     tokens_per_step = recipe.global_batch * recipe.length
     flops = cost.train_flops_per_token(run.config, recipe.length)
-    stop = _StopRequest()
-    began = time.perf_counter()
     metrics.restart_clock()
     while run.step < recipe.steps:
         rate = learning_rate(recipe, run.step)
@@ -114,26 +115,25 @@ def _loop(run: Run, valid: Batches, checkpoints: Checkpoints, metrics: Metrics, 
         metrics.step(run.step, scalars, lr=rate, tokens=run.step * tokens_per_step)
         last = run.step == recipe.steps
         due = {every: last or ((n := getattr(recipe, every)) > 0 and run.step % n == 0) for every in _INTERVALS}
-        if any(due.values()):
-            _flush(run, metrics, tokens_per_step, flops)
-            stopping = stop.wanted_by_any(ranks)
-            if due["eval_every"]:
-                metrics.write([{"kind": "eval", "step": run.step, **evaluate.validate(run.loss, valid, recipe, ranks)}])
-            if due["diagnostics_every"] and recipe.diagnostics_every:
-                looked = evaluate.look_inside(run.loss, valid, recipe, ranks)
-                metrics.write([{"kind": "diagnostics", "step": run.step, **looked}])
-            if due["checkpoint_every"] or stopping:
-                checkpoints.save(run.step, run.state())
-            if stopping and not last:
-                checkpoints.finish()
-                raise Stopped(f"stopped at step {run.step}; the same command goes on from there")
-            if due["eval_every"] or due["checkpoint_every"]:
-                metrics.restart_clock()
+        # Ranks agree on a stop where they meet anyway; a process alone need not wait for that.
+        if not any(due.values()) and not (stop.wanted and ranks.world == 1):
+            continue
+        _flush(run, metrics, checkpoints, tokens_per_step, flops)
+        stopping = stop.wanted_by_any(ranks) and not last
+        if due["eval_every"]:
+            metrics.write([{"kind": "eval", "step": run.step, **evaluate.validate(run.loss, valid, recipe, ranks)}])
+        if due["diagnostics_every"] and recipe.diagnostics_every:
+            looked = evaluate.look_inside(run.loss, valid, recipe, ranks)
+            metrics.write([{"kind": "diagnostics", "step": run.step, **looked}])
+        if due["checkpoint_every"] or stopping:
+            checkpoints.save(run.step, run.state())
+        if stopping:
+            checkpoints.finish()
+            raise Stopped(f"stopped at step {run.step}; the same command goes on from there")
         checkpoints.poll()
+        if due["eval_every"] or due["checkpoint_every"] or due["diagnostics_every"]:
+            metrics.restart_clock()
     checkpoints.finish()
-    export_model(run.model, run.batches.dataset.folder, out / "model", ranks)
-    seconds = time.perf_counter() - began
-    metrics.write([{"kind": "done", "step": run.step, "tokens": recipe.tokens, "seconds": seconds}])
 
 
 _INTERVALS = ("log_every", "eval_every", "checkpoint_every", "diagnostics_every")
@@ -198,55 +198,35 @@ def _check_fit(config: GvaConfig, recipe: Recipe, dataset: TokenDataset) -> None
     check(recipe.global_batch % world == 0, "global_batch", recipe.global_batch, f"must be a multiple of {world} ranks")
 
 
-def _claim(out: Path, config: GvaConfig, recipe: Recipe, dataset: TokenDataset) -> None:
-    """Record what this run is, or refuse to go on with another run's checkpoints."""
-    model = {k: v for k, v in config.to_dict().items() if k not in ("transformers_version", "dtype", "architectures")}
-    identity = {"model": model, "recipe": recipe.identity(), "data": dataset.fingerprint}
-    record = out / RUN
-    if record.is_file():
-        theirs = json.loads(record.read_text())["identity"]
-        flat = [_flatten(json.loads(json.dumps(x))) for x in (theirs, identity)]
-        changed = [
-            f"{k}: {flat[0].get(k)!r} -> {flat[1].get(k)!r}"
-            for k in flat[0] | flat[1]
-            if flat[0].get(k) != flat[1].get(k)
-        ]
-        if changed:
-            raise ValueError(
-                f"{out}: holds a run that differs in {'; '.join(sorted(changed))}; give the same settings to resume "
-                "it, or another --out"
-            )
-    versions = {"gva": gva.__version__, "torch": torch.__version__}
-    content = {"identity": identity, "recipe": asdict(recipe), "versions": versions}
-    write_atomically(record, json.dumps(content, indent=2))
-
-
-def _flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(tree, dict):
-        return {prefix: tree}
-    return {k: v for key, value in tree.items() for k, v in _flatten(value, f"{prefix}.{key}".strip(".")).items()}
-
-
-def _flush(run: Run, metrics: Metrics, tokens_per_step: int, flops: float) -> None:
+def _flush(run: Run, metrics: Metrics, checkpoints: Checkpoints, tokens_per_step: int, flops: float) -> None:
     try:
         metrics.flush(tokens_per_step, flops, run.ranks.world)
     except NonFiniteLoss as error:
-        step = int(str(error).rsplit(" ", 1)[-1])
+        whole = [step for step in checkpoints.steps() if step < error.step]
+        left = f"the checkpoint of step {whole[-1]} is from before it" if whole else "there is no checkpoint yet"
         raise NonFiniteLoss(
-            f"{error}: stopped; its batch was the sequences {run.batches.indices(step - 1)} of "
-            f"{run.batches.dataset.folder}. Try a lower lr, a longer warmup, zclip=true or precision=fp32; the last "
-            "whole checkpoint is from before it"
+            f"{error}: stopped; its batch was the sequences {run.batches.indices(error.step - 1)} of "
+            f"{run.batches.dataset.folder}; {left}. Try, in another --out, a lower lr, a longer warmup, zclip=true or "
+            "precision=fp32",
+            error.step,
         ) from None
 
 
-class _StopRequest:
+class StopRequest:
     """Ctrl-C and a scheduler's SIGTERM ask for a checkpoint and an end; a second one ends at once."""
 
-    def __init__(self) -> None:
-        self.wanted = False
+    wanted = False
+
+    def __enter__(self) -> "StopRequest":
+        self._before: dict[int, Any] = {}
         for number in (signal.SIGINT, signal.SIGTERM):
             with suppress(ValueError):  # not the main thread: then nobody sends us signals either
-                signal.signal(number, self._ask)
+                self._before[number] = signal.signal(number, self._ask)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def _ask(self, number: int, frame: Any) -> None:
         self.wanted = True

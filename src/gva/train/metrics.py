@@ -19,6 +19,10 @@ PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "B200": 2250e12}
 class NonFiniteLoss(ArithmeticError):
     """Training cannot go on; says at which step, on which data, and what to try."""
 
+    def __init__(self, message: str, step: int) -> None:
+        super().__init__(message)
+        self.step = step
+
 
 class Metrics:
     """Collects tensors without waiting for them; `flush` brings a window of steps to the host at once."""
@@ -56,7 +60,8 @@ class Metrics:
         self.write(lines)
         for line in lines:
             if not math.isfinite(line["loss"]) or not math.isfinite(line["grad_norm"]):
-                raise NonFiniteLoss(f"loss {line['loss']}, gradient norm {line['grad_norm']} at step {line['step']}")
+                told = f"loss {line['loss']}, gradient norm {line['grad_norm']} at step {line['step']}"
+                raise NonFiniteLoss(told, line["step"])
         self.bar.n = lines[-1]["step"]
         shown = {"loss": f"{lines[-1]['loss']:.4f}", "tok/s": f"{rate:,.0f}"}
         if "mfu" in usage:
@@ -67,10 +72,16 @@ class Metrics:
         """Append lines, whole ones only, and mirror their numbers to TensorBoard."""
         if not self.active:
             return
-        with self.path.open("a") as file:
-            file.write("".join(json.dumps(line) + "\n" for line in lines))
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            with self.path.open("a") as file:
+                file.write("".join(json.dumps(line) + "\n" for line in lines))
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise OSError(
+                f"{self.path}: could not be written ({error}); make room and run the same command again, it goes on "
+                "from the last whole checkpoint"
+            ) from error
         board = self.board
         if board is None:
             return

@@ -1,7 +1,6 @@
 """AdamW, its schedule, and its state under names that survive resharding."""
 
 import math
-from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +12,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
     """Matrices decay, gains do not. The state exists from the start, so that a checkpoint can be read into it."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
+    parameters = list(model.parameters())
     groups = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": recipe.weight_decay},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
@@ -43,12 +42,10 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 def named_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Weights and moments in one flat dict of tensors (DTensors where sharded), each weight once."""
     state: dict[str, Tensor] = {}
-    for name, parameter in _parameters(model):
+    for name, parameter in model.named_parameters():
         state[f"model.{name}"] = parameter.detach()
+        if parameter not in optimizer.state:
+            raise KeyError(f"{name}: not a parameter of the optimizer; are sharded weights gathered at the moment?")
         for key, value in optimizer.state[parameter].items():
             state[f"optimizer.{key}.{name}"] = value
     return state
-
-
-def _parameters(model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
-    return ((name, p) for name, p in model.named_parameters() if p.requires_grad)

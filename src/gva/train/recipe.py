@@ -55,6 +55,7 @@ class Recipe:
             "log_every",
             "checkpoint_every",
             "eval_sequences",
+            "keep_checkpoints",
         ):
             check(getattr(self, name) > 0, name, getattr(self, name), "must be positive")
         check_choice("precision", self.precision, ("bf16", "fp32"))
@@ -118,6 +119,8 @@ def build(
 
 def _typed(name: str, value: Any) -> Any:
     """An int given for a float field is fine; any other mismatch is named."""
+    if name == "data_seed" and value is None:
+        return None
     default = getattr(Recipe(), name)
     wanted = int if name == "data_seed" else type(default)
     if wanted is float and isinstance(value, int) and not isinstance(value, bool):
