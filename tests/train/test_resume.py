@@ -59,9 +59,10 @@ def test_a_run_goes_on_with_other_ranks(tmp_path, data):
     words = ["--steps", "40", "checkpoint_every=2", "eval_every=2"]
     finish(command(data, whole, *words))
     for ranks, parallel, until in ((1, "ddp", 8), (2, "ddp", 16), (2, "fsdp", 24)):
-        reached = lambda until=until: any(
-            int(path.name[5:]) >= until for path in (moved / "checkpoints").glob("step-*[0-9]")
-        )
+
+        def reached(until=until):
+            return any(int(path.name[5:]) >= until for path in (moved / "checkpoints").glob("step-*[0-9]"))
+
         assert kill_when(command(data, moved, *words, f"parallel={parallel}"), reached, ranks=ranks)
     finish(command(data, moved, *words))
     steps = [[line[:2] for line in losses(folder)] for folder in (moved, whole)]

@@ -202,6 +202,7 @@ def _flush(run: Run, metrics: Metrics, checkpoints: Checkpoints, tokens_per_step
     try:
         metrics.flush(tokens_per_step, flops, run.ranks.world)
     except NonFiniteLoss as error:
+        checkpoints.finish()  # every rank is here: they all see the same loss
         whole = [step for step in checkpoints.steps() if step < error.step]
         left = f"the checkpoint of step {whole[-1]} is from before it" if whole else "there is no checkpoint yet"
         raise NonFiniteLoss(
