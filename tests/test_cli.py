@@ -118,3 +118,14 @@ def test_the_demo_checks_what_it_shows(capsys, monkeypatch):
     monkeypatch.setattr(demo, "TOLERANCE", 0.0)
     assert main(["demo"]) == 1
     assert "FAILED" in capsys.readouterr().out
+
+
+def test_benchmarks_run_from_the_command_line(capfd, tmp_path):
+    words = ["--preset", "demo", "--variants", "gqa,gva-drope-16", "--batch", "2", "--length", "64", "--steps", "5"]
+    table = tmp_path / "train.csv"
+    assert main(["bench", "train", *words, "--device", "cpu", "--eager", "--csv", str(table)]) == 0
+    assert "gva-drope-16" in capfd.readouterr().out
+    header, *rows = table.read_text().splitlines()
+    assert len(rows) == 2
+    assert {"tokens_per_second", "mfu", "loop_over_bare", "gpu", "torch", "commit"} <= set(header.split(","))
+    assert main(["bench", "decode", "--no-such-option"]) != 0

@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -51,6 +52,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     _add_data(commands)
     _add_train(commands)
     _add_generate(commands)
+    bench = commands.add_parser("bench", help="run a benchmark of the source tree; what follows its name goes to it")
+    bench.add_argument("name", choices=["decode", "train"])
+    bench.add_argument("arguments", nargs=argparse.REMAINDER)
+    bench.set_defaults(run=_bench)
     demo = commands.add_parser("demo", help="build every variant at a toy size, check it, measure its cache")
     demo.set_defaults(run=_demo)
     arguments = parser.parse_args(argv)
@@ -311,6 +316,13 @@ def _generate(arguments: argparse.Namespace) -> int:
     for text, tokens in zip(texts, generator.generate(prompts, arguments.max_new_tokens, tokenizer.end), strict=True):
         print(text + tokenizer.tokenizer.decode(tokens), flush=True)
     return 0
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    script = Path(__file__).parents[2] / "benchmarks" / f"{arguments.name}.py"
+    if not script.is_file():
+        raise FileNotFoundError(f"{script}: benchmarks come with the source tree, not with the package; clone it")
+    return subprocess.run([sys.executable, str(script), *arguments.arguments]).returncode
 
 
 def _demo(arguments: argparse.Namespace) -> int:
