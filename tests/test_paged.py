@@ -76,6 +76,28 @@ def test_the_pools_hold_what_the_paper_counts(variant):
     assert cache.nbytes == pages * 16 * cost.cache_bytes_per_token(config)
 
 
+@pytest.mark.parametrize("variant", ["gva-drope-16", "mla", "gta"])
+def test_an_fp8_cache_is_smaller_and_close(variant):
+    """Rows of the counted size; logits move by what e4m3 (three bits of mantissa) makes of the values."""
+    model, asked = tiny_model(variant, torch.float32, std=0.05), prompts(12, 9)
+    plain, packed = (PagedGenerator(model, 2, 32, page=4, fp8=fp8) for fp8 in (False, True))
+    pages = 2 * 8 + 1
+    assert packed.cache.nbytes == pages * 4 * cost.cache_bytes_per_token(model.config, "fp8")
+    seen = []
+    for generator in (plain, packed):
+        generator.prefill([0, 1], asked)
+        generator.tokens.fill_(5)
+        generator.cache.reserve([1, 1])
+        logits = []
+        generator._choose = lambda x, logits=logits: logits.append(x) or x.argmax(-1)
+        generator.step()
+        seen.append(logits[0])
+    error = (seen[1] - seen[0]).abs().max() / seen[0].abs().max()
+    assert 0 < error < 2**-4
+    with pytest.raises(ValueError, match=r"fp8=True: has no row format for positional='rope'"):
+        PagedGenerator(tiny_model("gqa"), 1, 8, fp8=True)
+
+
 def test_pages_are_handed_out_as_sequences_grow():
     cache = PagedCache(tiny_config("gva-drope-16"), batch=2, max_tokens=32, page=8, pages=5)
     cache.reserve([9, 1])

@@ -37,7 +37,11 @@ def stream_shapes(config: Any) -> list[tuple[int, ...]]:
 
 
 class PagedCache:
-    """Room for `batch` sequences of up to `max_tokens` tokens, in `pages` pages of `page` tokens."""
+    """Room for `batch` sequences of up to `max_tokens` tokens, in `pages` pages of `page` tokens.
+
+    `fp8` keeps values as e4m3 with a float32 scale per token and group, the rotated key in bfloat16, all in one row
+    (`gva.ops.layout`); for attentions with a decoupled slice.
+    """
 
     def __init__(
         self,
@@ -48,6 +52,7 @@ class PagedCache:
         page: int = 64,
         pages: int | None = None,
         dtype: torch.dtype = torch.bfloat16,
+        fp8: bool = False,
         device: torch.device | str = "cpu",
     ) -> None:
         check(batch > 0, "batch", batch, "must be positive")
@@ -56,10 +61,14 @@ class PagedCache:
         self.config, self.page = config, page
         self.pages_per_sequence = -(-max_tokens // page)
         count = batch * self.pages_per_sequence if pages is None else pages
-        shapes = stream_shapes(config)
-        layers = config.num_hidden_layers
+        shapes, self.fp8 = stream_shapes(config), fp8
+        if fp8:
+            check(config.absorbs, "fp8", fp8, f"has no row format for positional={config.positional!r}")
+            G, width = shapes[0]
+            shapes, dtype = [(ops.packed_row_bytes(G, width, config.rope_dim),)], torch.uint8
         # Page 0 belongs to nobody: it stands in where a sequence has no page yet, and takes what padding writes.
-        self.pools = [torch.zeros(layers, count + 1, page, *shape, dtype=dtype, device=device) for shape in shapes]
+        pool = (config.num_hidden_layers, count + 1, page)
+        self.pools = [torch.zeros(*pool, *shape, dtype=dtype, device=device) for shape in shapes]
         self.block_table = torch.zeros(batch, self.pages_per_sequence, dtype=torch.int32, device=device)
         self.seq_lens = torch.zeros(batch, dtype=torch.int32, device=device)
         self.lengths = [0] * batch
@@ -76,7 +85,10 @@ class PagedCache:
         return sum(pool.nbytes for pool in self.pools)
 
     def layer(self, index: int) -> list[Tensor]:
-        """The pools of one layer."""
+        """The pools of one layer; of an fp8 cache, the values, the rotated keys and the scales in its rows."""
+        if self.fp8:
+            G, width = stream_shapes(self.config)[0]
+            return list(ops.packed_views(self.pools[0][index], G, width, self.config.rope_dim))
         return [pool[index] for pool in self.pools]
 
     def reserve(self, counts: list[int]) -> None:
@@ -124,7 +136,8 @@ class PagedCache:
         """Rows of new tokens [N, ...], one tensor per pool, into slots [N]; negative slots are skipped."""
         pools = self.layer(layer)
         if self.config.positional == "decoupled":
-            ops.append(rows[0], rows[1], pools[0], pools[1], slots)
+            scales = pools[2] if self.fp8 else None
+            ops.append(rows[0], rows[1], pools[0], pools[1], slots, value_scales=scales)
             return
         for pool, new in zip(pools, rows, strict=True):
             pool.flatten(0, 1)[slots.clamp(min=0)] = new.to(pool.dtype)
@@ -165,7 +178,7 @@ class PagedStep:
         cache, config = self.cache, self.cache.config
         if config.positional != "decoupled":
             return self._attend_gathered(module, q)
-        values, k_rope = cache.layer(module.layer_idx)
+        values, k_rope, *scales = cache.layer(module.layer_idx)
         q_absorbed, q_rope = q.transpose(1, 2).split((values.shape[-1], config.rope_dim), dim=-1)
         out = ops.paged_attention(
             q_absorbed.flatten(0, 1),
@@ -177,6 +190,7 @@ class PagedStep:
             None,
             q.shape[2],
             module.scaling,
+            value_scales=scales[0] if scales else None,
             plan=self.plan,
         )
         assert isinstance(out, Tensor)

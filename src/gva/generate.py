@@ -20,7 +20,7 @@ from gva.errors import check
 class PagedGenerator:
     """Decodes up to `batch` sequences at a time with a GvaForCausalLM of any variant.
 
-    `temperature` 0 is greedy. `cuda_graph` None: on a GPU.
+    `temperature` 0 is greedy. `fp8` caches values in e4m3. `cuda_graph` None: on a GPU.
     """
 
     def __init__(
@@ -31,6 +31,7 @@ class PagedGenerator:
         *,
         page: int = 64,
         pages: int | None = None,
+        fp8: bool = False,
         temperature: float = 0.0,
         cuda_graph: bool | None = None,
     ) -> None:
@@ -38,7 +39,7 @@ class PagedGenerator:
         self.model, self.config, self.temperature = model, model.config, temperature
         weight = model.lm_head.weight
         self.cache = PagedCache(
-            model.config, batch, max_tokens, page=page, pages=pages, dtype=weight.dtype, device=weight.device
+            model.config, batch, max_tokens, page=page, pages=pages, dtype=weight.dtype, fp8=fp8, device=weight.device
         )
         self.device, self.max_tokens = weight.device, max_tokens
         self.tokens = torch.zeros(batch, 1, dtype=torch.long, device=self.device)
@@ -160,7 +161,7 @@ class PagedGenerator:
         """A kernel plan, where the kernel runs."""
         if self.config.positional != "decoupled" or self.device.type != "cuda":
             return None
-        values = self.cache.pools[0]
+        values = self.cache.layer(0)[0]
         return ops.plan_decode(
             self.cache.seq_lens,
             H=self.config.num_attention_heads,
@@ -168,7 +169,9 @@ class PagedGenerator:
             d_h=values.shape[-1],
             d_r=self.config.rope_dim,
             page=self.cache.page,
-            dtype=values.dtype,
+            dtype=self.model.lm_head.weight.dtype,
+            value_dtype=values.dtype,
+            row_stride=values.stride(1),
         )
 
     def _pages(self, tokens: int) -> int:
