@@ -16,11 +16,11 @@ import pathlib
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 
-import fa3
 import torch
 from timing import Timing, append_rows, environment, rotation, time_calls
 
 from gva import ops
+from gva.ops import flash as fa3
 from gva.ops import reference
 
 FP8 = torch.float8_e4m3fn

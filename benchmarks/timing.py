@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import datetime
+import importlib.metadata
 import pathlib
 import statistics
 import subprocess
@@ -64,17 +65,21 @@ def time_calls(calls: Sequence[Callable[[], object]], target_ms: float = 40.0, m
     return Timing(statistics.median(times), times[len(times) // 5], times[-1 - len(times) // 5])
 
 
-def environment() -> dict[str, str]:
-    """What a number depends on besides the code."""
-    import triton
-
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+def environment(commit: str | None = None) -> dict[str, str]:
+    """What a number depends on besides the code, and the code: a copy without git is told its commit."""
+    if commit is None:
+        found = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
+        commit = found.stdout.strip() or "unknown"
+    try:
+        triton = importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        triton = ""
     return {
         "date": datetime.date.today().isoformat(),
-        "gpu": torch.cuda.get_device_name(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "torch": torch.__version__,
-        "triton": triton.__version__,
-        "commit": commit.stdout.strip() or "uncommitted",
+        "triton": triton,
+        "commit": commit,
     }
 
 

@@ -7,10 +7,8 @@ besides: loading, clipping, metrics. The floor is the model's FLOPs over the dev
 """
 
 import argparse
-import csv
 import json
 import statistics
-import subprocess
 import tempfile
 import time
 from dataclasses import asdict
@@ -18,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from timing import append_rows, environment
 
 from gva import cost
 from gva.data.shards import FORMAT, TokenDataset, write_atomically, write_shard
@@ -136,9 +135,7 @@ def measure(variant: str, arguments: argparse.Namespace, folder: Path) -> dict:
         "floor_ms": 1e3 * targets * flops / peak,
         "memory_gib": memory,
         "first_step_s": compiled,
-        "gpu": name,
-        "torch": torch.__version__,
-        "commit": arguments.commit,
+        **{key: value for key, value in environment(arguments.commit).items() if key in ("gpu", "torch", "commit")},
     }
 
 
@@ -155,9 +152,6 @@ def main() -> None:
     parser.add_argument("--csv", type=Path, help="append the rows here")
     parser.add_argument("--commit", help="what to record; by default that of the working tree")
     arguments = parser.parse_args()
-    if arguments.commit is None:
-        described = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True)
-        arguments.commit = described.stdout.strip() or "unknown"
     rows = []
     for variant in arguments.variants.split(","):
         with tempfile.TemporaryDirectory() as folder:
@@ -174,13 +168,7 @@ def main() -> None:
             flush=True,
         )
         if arguments.csv is not None:
-            arguments.csv.parent.mkdir(parents=True, exist_ok=True)
-            fresh = not arguments.csv.is_file()
-            with arguments.csv.open("a", newline="") as file:
-                writer = csv.DictWriter(file, list(row))
-                if fresh:
-                    writer.writeheader()
-                writer.writerow(row)
+            append_rows(arguments.csv, [row])
 
 
 if __name__ == "__main__":

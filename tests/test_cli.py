@@ -128,4 +128,18 @@ def test_benchmarks_run_from_the_command_line(capfd, tmp_path):
     header, *rows = table.read_text().splitlines()
     assert len(rows) == 2
     assert {"tokens_per_second", "mfu", "loop_over_bare", "gpu", "torch", "commit"} <= set(header.split(","))
+    words = [
+        "--preset",
+        "demo",
+        "--variants",
+        "gqa,gva-drope-16",
+        "--shapes",
+        "2x20",
+        "--steps",
+        "2",
+        "--device",
+        "cpu",
+    ]
+    assert main(["bench", "end_to_end", *words, "--csv", str(tmp_path / "e2e.csv")]) == 0
+    assert len((tmp_path / "e2e.csv").read_text().splitlines()) == 3
     assert main(["bench", "decode", "--no-such-option"]) != 0

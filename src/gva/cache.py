@@ -20,6 +20,7 @@ from torch import Tensor
 
 from gva import ops
 from gva.errors import check
+from gva.ops import flash
 
 
 class OutOfPages(MemoryError):
@@ -177,7 +178,8 @@ class PagedStep:
         """Queries q [B, H, S, d_qk], absorbed where that is possible, against all pages: [B, H, S, width]."""
         cache, config = self.cache, self.cache.config
         if config.positional != "decoupled":
-            return self._attend_gathered(module, q)
+            fast = not config.caches_values_only and flash.available(q.device)
+            return self._attend_flash(module, q) if fast else self._attend_gathered(module, q)
         values, k_rope, *scales = cache.layer(module.layer_idx)
         q_absorbed, q_rope = q.transpose(1, 2).split((values.shape[-1], config.rope_dim), dim=-1)
         out = ops.paged_attention(
@@ -195,6 +197,24 @@ class PagedStep:
         )
         assert isinstance(out, Tensor)
         return out.unflatten(0, (q.shape[0], -1)).transpose(1, 2)
+
+    def _attend_flash(self, module: Any, q: Tensor) -> Tensor:
+        """The GQA family through FlashAttention-3, on the pages as they are."""
+        cache, (B, _, S, _) = self.cache, q.shape
+        keys, values = cache.layer(module.layer_idx)
+        starts = torch.arange(B + 1, dtype=torch.int32, device=q.device) * S
+        out = flash.attend(
+            q.transpose(1, 2).flatten(0, 1),
+            keys,
+            values,
+            cache.seq_lens,
+            S=S,
+            max_len=cache.pages_per_sequence * cache.page,
+            scale=module.scaling,
+            block_table=cache.block_table,
+            cu_seqlens_q=starts,
+        )
+        return out.unflatten(0, (B, S)).transpose(1, 2)
 
     def _attend_gathered(self, module: Any, q: Tensor) -> Tensor:
         """Attentions without a kernel of ours: their rows are brought together, which costs a copy per step."""

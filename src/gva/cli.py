@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _add_train(commands)
     _add_generate(commands)
     bench = commands.add_parser("bench", help="run a benchmark of the source tree; what follows its name goes to it")
-    bench.add_argument("name", choices=["decode", "train"])
+    bench.add_argument("name", choices=["decode", "end_to_end", "train"])
     bench.add_argument("arguments", nargs=argparse.REMAINDER)
     bench.set_defaults(run=_bench)
     demo = commands.add_parser("demo", help="build every variant at a toy size, check it, measure its cache")

@@ -1,13 +1,23 @@
-"""FlashAttention-3 as a peer, through the shared object that vLLM ships (`_vllm_fa3_C.abi3.so`)."""
+"""FlashAttention-3, through the shared object that vLLM ships (`_vllm_fa3_C.abi3.so`): what GQA decodes with, and the
+peer of the benchmarks. Load it once; nothing here is used before."""
 
 from __future__ import annotations
 
 import torch
 
+_loaded = False
+
 
 def load(path: str) -> None:
     """Registers torch.ops._vllm_fa3_C."""
+    global _loaded
     torch.ops.load_library(path)
+    _loaded = True
+
+
+def available(device: torch.device) -> bool:
+    """Whether it was loaded and the device is one it runs on (Hopper)."""
+    return _loaded and device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
 
 
 def metadata(

@@ -1,0 +1,107 @@
+"""Decoding whole models on the paged cache: tokens per second of each variant, and the largest batch that fits.
+
+    python benchmarks/end_to_end.py --shapes 256x8192,64x32768 --fa3 path/to/_vllm_fa3_C.abi3.so --csv FILE
+
+Random weights, a cache of random rows at the given length, one captured step replayed. GQA decodes through
+FlashAttention-3 where it is given. Memory is what the device reports, not what is counted.
+"""
+
+import argparse
+import statistics
+import time
+from pathlib import Path
+
+import torch
+from timing import append_rows, environment
+
+from gva import GvaConfig, GvaForCausalLM, PagedGenerator, cost
+from gva.ops import flash
+
+
+def filled(model, batch: int, context: int, steps: int, page: int) -> PagedGenerator:
+    """A generator whose sequences all hold `context` tokens of noise."""
+    generator = PagedGenerator(model, batch, context + steps, page=page)
+    for pool in generator.cache.pools:
+        pool.normal_()
+    generator.cache.reserve([context + steps] * batch)
+    generator.cache.advance([context] * batch)
+    generator.active.fill_(1)
+    return generator
+
+
+def measure(variant: str, batch: int, context: int, arguments: argparse.Namespace) -> dict:
+    device = torch.device(arguments.device)
+    steps = arguments.steps
+    config = GvaConfig.preset(arguments.preset, variant=variant, max_position_embeddings=context + steps + 8)
+    model = GvaForCausalLM(config).to(device=device, dtype=getattr(torch, arguments.dtype)).eval()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    generator = filled(model, batch, context, steps + 3, arguments.page)
+    times = []
+    for number in range(steps + 3):  # the first three warm up and capture
+        wait(device)
+        start = time.perf_counter()
+        generator.step()
+        wait(device)
+        if number >= 3:
+            times.append(time.perf_counter() - start)
+    median = statistics.median(times)
+    floor = cost.decode_step(config, batch, context, arguments.dtype)
+    return {
+        "preset": arguments.preset,
+        "variant": variant,
+        "batch": batch,
+        "context": context,
+        "page": arguments.page,
+        "dtype": arguments.dtype,
+        "flash": not config.absorbs and flash.available(device),
+        "step_ms": 1e3 * median,
+        "step_spread_ms": 1e3 * (max(times) - min(times)),
+        "tokens_per_second": batch / median,
+        "floor_bytes": floor.bytes,
+        "gb_per_second_of_floor": floor.bytes / median / 1e9,
+        "cache_gib": generator.cache.nbytes / 2**30,
+        "peak_gib": torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else float("nan"),
+        **environment(arguments.commit),
+    }
+
+
+def wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", default="paper-350m")
+    parser.add_argument("--variants", default="gqa,gva-drope-16,mla")
+    parser.add_argument("--shapes", default="256x8192,64x32768", help="batch x context, comma-separated")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--page", type=int, default=64)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--fa3", help="shared object with torch.ops._vllm_fa3_C")
+    parser.add_argument("--csv", type=Path, help="append the rows here")
+    parser.add_argument("--commit", help="what to record; by default that of the working tree")
+    arguments = parser.parse_args()
+    if arguments.fa3:
+        flash.load(arguments.fa3)
+    for shape in arguments.shapes.split(","):
+        batch, context = map(int, shape.split("x"))
+        first = None
+        for variant in arguments.variants.split(","):
+            row = measure(variant, batch, context, arguments)
+            first = first or row["tokens_per_second"]
+            row["against_first"] = row["tokens_per_second"] / first
+            print(
+                f"{shape:10s} {variant:19s} {row['tokens_per_second']:>10,.0f} tok/s  x{row['against_first']:.3f}  "
+                f"step {row['step_ms']:.2f} ms, {row['gb_per_second_of_floor']:.0f} GB/s of the minimal bytes, "
+                f"cache {row['cache_gib']:.2f} GiB, peak {row['peak_gib']:.2f} GiB",
+                flush=True,
+            )
+            if arguments.csv is not None:
+                append_rows(arguments.csv, [row])
+
+
+if __name__ == "__main__":
+    main()
