@@ -1,0 +1,25 @@
+"""The command `gva`: one file per command, each of which parses, calls and prints."""
+
+import sys
+from collections.abc import Sequence
+
+from gva.cli import bench, cost, data, demo, generate, train
+from gva.cli.parser import Parser
+
+COMMANDS = (cost, data, train, generate, bench, demo)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = Parser(prog="gva", description="Grouped Value Attention: a KV cache of values and one small key.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command in COMMANDS:
+        command.add(commands)
+    arguments = parser.parse_args(argv)
+    try:
+        return arguments.run(arguments)
+    except BrokenPipeError:  # the reader of our output has gone: not our error
+        sys.stderr.close()
+        return 0
+    except (ValueError, TypeError, OSError, ArithmeticError) as error:
+        print(f"gva {arguments.command}: {error}", file=sys.stderr)
+        return 2

@@ -1,0 +1,68 @@
+"""`gva data`: text to token shards."""
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+
+def add(commands: Any) -> None:
+    data = commands.add_parser("data", help="text to token shards")
+    actions = data.add_subparsers(dest="action", required=True, metavar="ACTION")
+    prepare = actions.add_parser("prepare", help="tokenize files or a dataset; without either, the standard library")
+    prepare.add_argument("inputs", nargs="*", type=Path, help="jsonl, txt or parquet files, plain or .gz .xz .zst")
+    prepare.add_argument("--out", type=Path, required=True, help="folder for the shards")
+    prepare.add_argument("--dataset", help="a HuggingFace dataset, streamed: HuggingFaceFW/fineweb-edu, or a folder")
+    prepare.add_argument("--dataset-config", help="its configuration, such as sample-100BT")
+    prepare.add_argument("--dataset-split", default="train")
+    prepare.add_argument("--max-documents", type=int, help="stop the stream after so many")
+    prepare.add_argument("--valid", nargs="+", type=Path, help="validation files; else one document in 100")
+    prepare.add_argument("--tokenizer", type=Path, help="tokenizer.json or its folder; else a BPE trained on the data")
+    prepare.add_argument("--vocab-size", type=int, help="of a BPE trained here (16384; 2048 for the standard library)")
+    prepare.add_argument("--end", help="the token that ends a document")
+    prepare.add_argument("--field", default="text", help="where the text is, in jsonl and parquet")
+    prepare.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes")
+    prepare.set_defaults(run=_data_prepare)
+    verify = actions.add_parser("verify", help="compare every shard with its checksum")
+    verify.add_argument("folder", type=Path)
+    verify.set_defaults(run=_data_verify)
+
+
+def _data_prepare(arguments: argparse.Namespace) -> int:
+    from gva.data import prepare
+
+    size = arguments.vocab_size or 16384
+    shared = {"tokenizer": arguments.tokenizer, "vocab_size": size, "end": arguments.end, "field": arguments.field}
+    if arguments.dataset and arguments.inputs:
+        raise ValueError(f"give files or --dataset, not both ({arguments.inputs[0]} and {arguments.dataset})")
+    if arguments.valid and not arguments.inputs:
+        raise ValueError("--valid goes with input files; elsewhere documents are held out")
+    if arguments.tokenizer and not arguments.inputs and not arguments.dataset:
+        raise ValueError("--tokenizer: the standard library is tokenised with a BPE of its own; give input files")
+    if arguments.dataset:
+        index = prepare.prepare_dataset(
+            arguments.dataset,
+            arguments.out,
+            config=arguments.dataset_config,
+            split=arguments.dataset_split,
+            max_documents=arguments.max_documents,
+            **shared,
+        )
+    elif arguments.inputs:
+        index = prepare.prepare_files(
+            arguments.inputs, arguments.out, valid=arguments.valid, workers=arguments.workers, **shared
+        )
+    else:
+        index = prepare.prepare_standard_library(arguments.out, arguments.vocab_size or 2048)
+    counts = ", ".join(f"{tokens:,} {split} tokens" for split, tokens in index["tokens"].items())
+    print(f"{arguments.out}: {counts}, vocabulary {index['vocab_size']:,}")
+    return 0
+
+
+def _data_verify(arguments: argparse.Namespace) -> int:
+    from gva.data.shards import TokenDataset
+
+    for split in ("train", "valid"):
+        TokenDataset(arguments.folder, split).verify()
+    print(f"{arguments.folder}: every shard is as it was written")
+    return 0

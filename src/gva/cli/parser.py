@@ -1,0 +1,38 @@
+"""Argument parsing with helpful errors."""
+
+import argparse
+from typing import Any
+
+from gva.errors import nearest
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser that names the nearest option or choice when one is misspelt."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            allowed = ", ".join(map(str, action.choices))
+            raise argparse.ArgumentError(action, f"{value!r} is none of {allowed}{nearest(str(value), action.choices)}")
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        parsed, unknown = self.parse_known_args(args, namespace)
+        if hasattr(parsed, "overrides"):  # key=value words may stand between options, which argparse does not expect
+            parsed.overrides += [word for word in unknown if "=" in word and not word.startswith("-")]
+            unknown = [word for word in unknown if word not in parsed.overrides]
+        if unknown:
+            options = self._options(parsed)
+            told = ", ".join(f"{name}{nearest(name.split('=')[0], options)}" for name in unknown)
+            self.error(f"unknown argument {told}")
+        return parsed
+
+    def _options(self, parsed: Any) -> list[str]:
+        """The options of the command that was given."""
+        parser: argparse.ArgumentParser = self
+        for chosen in (parsed.command, getattr(parsed, "action", None)):
+            nested = next((a for a in parser._actions if isinstance(a, argparse._SubParsersAction)), None)
+            if nested is not None and chosen in nested.choices:
+                parser = nested.choices[chosen]
+        return [option for action in parser._actions for option in action.option_strings]

@@ -1,0 +1,49 @@
+"""`gva train`: train a variant."""
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+
+def add(commands: Any) -> None:
+    train = commands.add_parser("train", help="train a variant; run it again to go on after a stop or a kill")
+    train.add_argument("--preset", required=True, help="size and recipe: demo, small, paper-350m")
+    train.add_argument("--variant", default="gva-drope-16", help="the attention")
+    train.add_argument("--data", type=Path, help="a prepared folder; by default the standard library, prepared in OUT")
+    train.add_argument("--out", type=Path, required=True, help="folder for metrics, checkpoints and the model")
+    train.add_argument("--seed", type=int, help="of the initial weights and the data order")
+    train.add_argument("--data-seed", type=int, help="of the data order alone")
+    train.add_argument("--steps", type=int)
+    train.add_argument("--config", type=Path, help="a TOML or JSON file of further fields")
+    train.add_argument("--device", choices=["cpu", "cuda"])
+    train.add_argument("overrides", nargs="*", metavar="key=value", help="any field of the recipe or the model")
+    train.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from gva.data.prepare import prepare_standard_library
+    from gva.data.shards import INDEX, TokenDataset
+    from gva.train.loop import Stopped, train
+    from gva.train.recipe import build, read_overrides
+
+    overrides = read_overrides(arguments.config, arguments.overrides)
+    named = {"seed": arguments.seed, "data_seed": arguments.data_seed, "steps": arguments.steps}
+    overrides |= {name: value for name, value in named.items() if value is not None}
+    build(arguments.preset, arguments.variant, overrides)  # a misspelt field is told before any data is prepared
+    data = arguments.data or arguments.out / "data"
+    if arguments.data is None and not (data / INDEX).is_file():
+        if int(os.environ.get("RANK", "0")) == 0:
+            prepare_standard_library(data)
+        while not (data / INDEX).is_file():  # the other ranks, under torchrun
+            time.sleep(0.2)
+    config, recipe = build(arguments.preset, arguments.variant, overrides, TokenDataset(data).vocab_size)
+    try:
+        train(config, recipe, data, arguments.out, device=arguments.device)
+    except Stopped as stopped:
+        print(stopped, file=sys.stderr)
+        return 130
+    print(f"{arguments.out / 'model'}: trained; metrics in {arguments.out / 'metrics.jsonl'}")
+    return 0
