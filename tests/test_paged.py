@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from gva import VARIANTS, cost
+from gva import cache as cache_module
 from gva.cache import OutOfPages, PagedCache
 from gva.generate import PagedGenerator
 from models import tiny_config, tiny_model, tokens
@@ -27,6 +28,31 @@ def test_equals_generate_on_ragged_prompts(variant, page):
     asked = prompts(1, 9, 4)
     got = PagedGenerator(model, batch=3, max_tokens=20, page=page).generate(asked, NEW)
     assert got == [hf_greedy(model, prompt) for prompt in asked]
+
+
+@pytest.mark.parametrize("expanded_tokens", [1, 10_000], ids=["page by page", "at once"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_long_prompts_are_prefilled_in_chunks(variant, expanded_tokens, monkeypatch):
+    """Chunks of 8 tokens, merged by LSE with the pages before them, prompts ending inside and at the end of one."""
+    monkeypatch.setattr(cache_module, "EXPANDED_TOKENS", expanded_tokens)
+    model = tiny_model(variant)
+    asked = prompts(29, 8, 16, 3)
+    generator = PagedGenerator(model, batch=4, max_tokens=40, page=4, prefill_tokens=8)
+    passes = []
+    generator.model.model.layers[0].register_forward_pre_hook(lambda m, args: passes.append(args[0].shape[:2]))
+    got = generator.generate(asked, NEW)
+    assert max(rows * width for rows, width in passes) == 8
+    assert got == [hf_greedy(model, prompt) for prompt in asked]
+
+
+def test_a_chunked_prefill_caches_what_a_whole_one_does():
+    model, (prompt,) = tiny_model("gva-drope-16"), prompts(30)
+    pools = []
+    for size in (8, 64):
+        generator = PagedGenerator(model, batch=1, max_tokens=40, page=4, prefill_tokens=size)
+        generator.prefill([0], [prompt])
+        pools.append(torch.cat([x.flatten() for x in generator.cache.gather(1)]))
+    torch.testing.assert_close(pools[0], pools[1], rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("variant", ["gqa", "mla", "gva-drope-16", "gva-variance-fixed"])

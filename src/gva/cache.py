@@ -20,7 +20,9 @@ from torch import Tensor
 
 from gva import ops
 from gva.errors import check
-from gva.ops import flash
+from gva.ops import dense, flash
+
+EXPANDED_TOKENS = 16384  # of a prefix: how many cached tokens have keys and values per head at a time
 
 
 class OutOfPages(MemoryError):
@@ -143,24 +145,35 @@ class PagedCache:
         for pool, new in zip(pools, rows, strict=True):
             pool.flatten(0, 1)[slots.clamp(min=0)] = new.to(pool.dtype)
 
-    def gather(self, layer: int) -> list[Tensor]:
-        """Every sequence's rows side by side, [B, pages_per_sequence * page, ...]: for attentions without a kernel."""
-        return [pool[self.block_table.long()].flatten(1, 2) for pool in self.layer(layer)]
+    def gather(
+        self, layer: int, sequences: Tensor | None = None, first: int = 0, last: int | None = None
+    ) -> list[Tensor]:
+        """Rows of all sequences, or of these, side by side, [B, tokens, ...]: those in pages `first` to `last`."""
+        table = self.block_table if sequences is None else self.block_table[sequences]
+        table = table[:, first:last].long()
+        pools = [pool[table].flatten(1, 2) for pool in self.layer(layer)]
+        if self.fp8:
+            values, k_rope, scales = pools
+            return [values.to(k_rope.dtype) * scales[..., None].to(k_rope.dtype), k_rope]
+        return pools
 
 
 @dataclass
 class PagedStep:
     """One forward pass of new tokens on a paged cache; layers use it in place of a HuggingFace cache.
 
-    slots  [B, S] where the new tokens go, -1 for padding.
-    fresh  the tokens begin their sequences: they attend to one another, in the expanded form, and pages are only
-           written. Otherwise every sequence has S new tokens, counted in seq_lens, which attend to all its pages.
-    plan   of the kernel, made once per step for all layers.
+    slots      [B, S] where the new tokens go, -1 for padding.
+    prefix     of a prefill: the tokens, as many for every sequence and a multiple of the page, that are cached before
+               the new ones. The new tokens attend to one another and to the prefix, both in the expanded form. None is
+               a decode step: every sequence has S new tokens, counted in seq_lens, which attend to all its pages.
+    sequences  [B] which sequences of the cache these are; None for all.
+    plan       of the kernel, made once per decode step for all layers.
     """
 
     cache: PagedCache
     slots: Tensor
-    fresh: bool
+    prefix: int | None = None
+    sequences: Tensor | None = None
     plan: Any = None
 
     def update(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
@@ -174,8 +187,33 @@ class PagedStep:
         self.cache.write(layer, self.slots.flatten(), *rows)
         return keys, values
 
-    def attend(self, module: Any, q: Tensor) -> Tensor:
-        """Queries q [B, H, S, d_qk], absorbed where that is possible, against all pages: [B, H, S, width]."""
+    def attend(self, module: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Queries q [B, H, S, d_qk] to all tokens of their sequences: [B, H, S, width]. k and v are those of the new
+        tokens, [B, H or G, S, ...]; a decode step finds them in the pages instead."""
+        if self.prefix is None:
+            return self._decode(module, q)
+        if self.prefix == 0 and not flash.supports(q, k, v):
+            return module.attend(q, k, v, None)[0]
+        out, lse = dense.attend(q, *same_heads(k, v), module.scaling, causal=True)
+        pages, step = self.prefix // self.cache.page, max(1, EXPANDED_TOKENS // (len(q) * self.cache.page))
+        for first in range(0, pages, step):
+            k, v = same_heads(*self._cached(module, q.dtype, first, min(pages, first + step)))
+            out, lse = ops.merge_states(out, lse, *dense.attend(q, k, v, module.scaling, causal=False))
+        return out
+
+    def _cached(self, module: Any, dtype: torch.dtype, first: int, last: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of the cached tokens in these pages, [B, H or G, T, ...]."""
+        cache, config = self.cache, self.cache.config
+        rows = [x.to(dtype) for x in cache.gather(module.layer_idx, self.sequences, first, last)]
+        if config.positional == "decoupled":
+            return module.expand(rows[0].flatten(2), rows[1][:, None])
+        held = [x.transpose(1, 2) for x in rows]
+        if config.caches_values_only:
+            return module.keys_of_slots(held[0], first * cache.page), held[0]
+        return held[0], held[1]
+
+    def _decode(self, module: Any, q: Tensor) -> Tensor:
+        """Queries, absorbed where that is possible, against all pages."""
         cache, config = self.cache, self.cache.config
         if config.positional != "decoupled":
             fast = not config.caches_values_only and flash.available(q.device)
@@ -227,3 +265,8 @@ class PagedStep:
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
         out = torch.nn.functional.scaled_dot_product_attention(q, k, v, seen[:, None], scale=module.scaling)
         return out.nan_to_num()
+
+
+def same_heads(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys per head and values per group: values are repeated, since kernels want as many of one as of the other."""
+    return k, v.repeat_interleave(k.shape[1] // v.shape[1], dim=1) if k.shape[1] != v.shape[1] else v

@@ -21,6 +21,7 @@ class PagedGenerator:
     """Decodes up to `batch` sequences at a time with a GvaForCausalLM of any variant.
 
     `temperature` 0 is greedy. `fp8` caches values in e4m3. `cuda_graph` None: on a GPU.
+    `prefill_tokens`: how many tokens of prompts one forward pass takes; longer prompts take several.
     """
 
     def __init__(
@@ -34,8 +35,11 @@ class PagedGenerator:
         fp8: bool = False,
         temperature: float = 0.0,
         cuda_graph: bool | None = None,
+        prefill_tokens: int = 16384,
     ) -> None:
         check(temperature >= 0, "temperature", temperature, "must not be negative")
+        check(prefill_tokens >= page, "prefill_tokens", prefill_tokens, f"must be at least one page, {page}")
+        self.prefill_tokens = prefill_tokens // page * page
         self.model, self.config, self.temperature = model, model.config, temperature
         weight = model.lm_head.weight
         self.cache = PagedCache(
@@ -102,17 +106,30 @@ class PagedGenerator:
         for slot, prompt in zip(slots, prompts, strict=True):
             counts[slot] = len(prompt)
         self.cache.reserve(counts)
-        rows = torch.tensor(slots, device=self.device)
+        # Prompts of like lengths share a pass; a pass takes `prefill_tokens`, so a long prompt takes several.
+        order = sorted(range(len(slots)), key=lambda i: len(prompts[i]))
+        while order:
+            chunk = min(len(prompts[order[-1]]), self.prefill_tokens)
+            chosen = [order.pop() for _ in range(min(len(order), max(1, self.prefill_tokens // chunk)))]
+            self._prefill(torch.tensor([slots[i] for i in chosen], device=self.device), [prompts[i] for i in chosen])
+        self.cache.advance(counts)
+
+    def _prefill(self, rows: Tensor, prompts: list[list[int]]) -> None:
+        """The prompts of these sequences, in chunks that attend to the pages of those before."""
         width = max(map(len, prompts))
         padded = torch.tensor([p + [0] * (width - len(p)) for p in prompts], device=self.device)
         lengths = torch.tensor([len(p) for p in prompts], device=self.device)
         positions = torch.arange(width, device=self.device).expand(len(prompts), -1)
         inside = torch.where(positions < lengths[:, None], positions, -1)
-        # Padding stands to the right, so causality keeps it away from every real token.
-        step = PagedStep(self.cache, self.cache.slots(inside, rows), fresh=True)
-        hidden = self._layers(padded, positions, step)[torch.arange(len(prompts), device=self.device), lengths - 1]
-        self.tokens[rows, 0] = self._choose(self.model.lm_head(hidden))
-        self.cache.advance(counts)
+        for start in range(0, width, self.prefill_tokens):
+            part = slice(start, start + self.prefill_tokens)
+            # Padding stands to the right, so causality keeps it away from every real token.
+            step = PagedStep(self.cache, self.cache.slots(inside[:, part], rows), prefix=start, sequences=rows)
+            hidden = self._layers(padded[:, part], positions[:, part], step)
+            ending = [i for i, prompt in enumerate(prompts) if start < len(prompt) <= start + hidden.shape[1]]
+            if ending:
+                last = lengths[ending] - 1 - start
+                self.tokens[rows[ending], 0] = self._choose(self.model.lm_head(hidden[ending, last]))
         self.active[rows] = 1
 
     def _decode(self) -> None:
@@ -122,7 +139,7 @@ class PagedGenerator:
         cache.seq_lens.add_(self.active)
         if self.plan is not None:
             self.plan.update(cache.seq_lens)
-        step = PagedStep(cache, cache.slots(positions), fresh=False, plan=self.plan)
+        step = PagedStep(cache, cache.slots(positions), plan=self.plan)
         hidden = self._layers(self.tokens, positions.clamp(min=0), step)
         self.tokens.copy_(self._choose(self.model.lm_head(hidden[:, -1]))[:, None])
 
@@ -130,7 +147,7 @@ class PagedGenerator:
         inner = self.model.model
         hidden = inner.embed_tokens(tokens)
         rotation = tables(self.config, positions, hidden.dtype)
-        form = "absorbed" if self.config.absorbs and not step.fresh else "expanded"
+        form = "absorbed" if self.config.absorbs and step.prefix is None else "expanded"
         for layer in inner.layers:
             hidden = layer(hidden, position_embeddings=rotation, past_key_values=step, attention_form=form)
         return inner.norm(hidden)

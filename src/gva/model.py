@@ -22,7 +22,7 @@ from transformers.utils.generic import can_return_tuple, merge_with_config_defau
 from transformers.utils.output_capturing import capture_outputs
 
 from gva.attention import Attention, build
-from gva.attention.base import RMSNorm
+from gva.attention.base import RMSNorm, linear_together
 from gva.attention.init import draw, weight_std
 from gva.attention.rope import tables
 from gva.checkpoint import publish, staging_folder, verify_folder
@@ -37,7 +37,8 @@ class FeedForward(nn.Module):
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        gate, up = linear_together(x, self.gate_proj, self.up_proj)
+        return self.down_proj(nn.functional.silu(gate) * up)
 
 
 class DecoderLayer(GradientCheckpointingLayer):

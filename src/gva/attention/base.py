@@ -69,8 +69,8 @@ class Attention(nn.Module):
         form = self.choose_form(attention_form, past_key_values is not None, hidden_states.shape[1])
         positions = position_embeddings, key_position_embeddings or position_embeddings
         q, k, v = self.project(hidden_states, positions, past_key_values, form)
-        if isinstance(past_key_values, PagedStep) and not past_key_values.fresh:
-            attended, weights = past_key_values.attend(self, q), None
+        if isinstance(past_key_values, PagedStep):
+            attended, weights = past_key_values.attend(self, q, k, v), None
         else:
             attended, weights = self.attend(q, k, v, attention_mask, **kwargs)
         joined = self.values_of(attended, form).transpose(1, 2).flatten(2)
@@ -92,9 +92,10 @@ class Attention(nn.Module):
         slice the whole head counts as content and the rope entries are None."""
         raise NotImplementedError
 
-    def queries(self, hidden_states: Tensor) -> Tensor:
-        """[B, H, S, d_qk], normalised if the config says so: before the split, before absorption."""
-        q = split_heads(self.q_proj(hidden_states), self.config.score_dim)
+    def queries(self, projected: Tensor) -> Tensor:
+        """Of the output of q_proj [B, H, S, d_qk], normalised if the config says so: before the split, before
+        absorption."""
+        q = split_heads(projected, self.config.score_dim)
         return q if self.q_norm is None else self.q_norm(q)
 
     def split_query(self, q: Tensor) -> tuple[Tensor, Tensor]:
@@ -160,6 +161,22 @@ class Attention(nn.Module):
             out = out.flatten(1, 2).unsqueeze(2)
             weights = None if weights is None else weights.flatten(1, 2).unsqueeze(2)
         return out, weights
+
+
+def linear_together(x: Tensor, *layers: nn.Linear) -> tuple[Tensor, ...]:
+    """The outputs of linear layers that have one input. In training they are one product, whose gradient with respect
+    to x is one product too instead of a sum of several. Layers that someone replaced, hooked or sharded are called."""
+    plain = all(
+        type(layer) is nn.Linear
+        and not isinstance(layer.weight, DTensor)
+        and not layer._forward_pre_hooks
+        and not layer._forward_hooks
+        for layer in layers
+    )
+    if not (plain and layers[0].training and torch.is_grad_enabled()):
+        return tuple(layer(x) for layer in layers)
+    weights = [layer.weight for layer in layers]
+    return nn.functional.linear(x, torch.cat(weights)).split([len(weight) for weight in weights], dim=-1)
 
 
 def split_heads(x: Tensor, width: int) -> Tensor:

@@ -1,7 +1,7 @@
 """What GVA, GTA and MLA share: a cached content state, one cached rotated key for all heads, two forms.
 
-The content score of a query and a state can be taken in two ways, which subclasses spell out in `content`:
-expanded, by keys built from the state, or absorbed, by a query brought into the space of the state.
+The content score of a query and a state can be taken in two ways, which subclasses spell out: expanded, by keys built
+from the state (`content`), or absorbed, by a query brought into the space of the state (`absorb`).
 """
 
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gva.attention.base import Attention
+from gva.attention.base import Attention, linear_together
 from gva.attention.rope import rotate
 
 
@@ -18,27 +18,47 @@ class DecoupledAttention(Attention):
         super().__init__(config, layer_idx)
         self.k_rope_proj = nn.Linear(config.hidden_size, config.rope_dim, bias=False)
 
-    def state(self, hidden_states: Tensor) -> Tensor:
-        """What is cached of the content, [B, S, width]."""
+    @property
+    def state_proj(self) -> nn.Linear:
+        """From hidden states to the state."""
         raise NotImplementedError
 
-    def content(self, q_nope: Tensor, state: Tensor, form: str) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of the content, from q_nope [B, H, S, d_n] and all cached state [B, T, width]."""
+    def state(self, projected: Tensor) -> Tensor:
+        """What is cached of the content, [B, S, width], from the output of state_proj."""
+        return projected
+
+    def content(self, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Content keys [B, H or G, T, d_n] and values [B, H or G, T, d_h] of the state [B, T, width]."""
         raise NotImplementedError
+
+    def absorb(self, q_nope: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries [B, H, S, w] for the state as it is, [B, G, T, w], from q_nope [B, H, S, d_n]."""
+        raise NotImplementedError
+
+    def expand(self, state: Tensor, k_rope: Tensor) -> tuple[Tensor, Tensor]:
+        """Whole keys [B, H or G, T, d_qk] and values of the state [B, T, width] and rotated keys [B, 1, T, d_r]."""
+        k_nope, v = self.content(state)
+        return join(k_nope, k_rope), v
 
     def project(self, hidden_states, positions, cache, form):
-        q_nope, q_rope = self.split_query(self.queries(hidden_states))
+        q, state, k_rope = linear_together(hidden_states, self.q_proj, self.state_proj, self.k_rope_proj)
+        q_nope, q_rope = self.split_query(self.queries(q))
         q_rope = rotate(q_rope, positions[0])
-        k_rope = rotate(self.k_rope_proj(hidden_states)[:, None], positions[0])
+        k_rope = rotate(k_rope[:, None], positions[0])
         # The state is cached as one head, because a static cache gives keys and values equally many.
-        k_rope, state = self.update_cache(cache, k_rope, self.state(hidden_states)[:, None])
-        q_nope, k_nope, v = self.content(q_nope, state.squeeze(1), form)
-        q = torch.cat((q_nope, q_rope), dim=-1)
-        k = torch.cat((k_nope, k_rope.expand(-1, k_nope.shape[1], -1, -1)), dim=-1)
-        return q, k, v
+        k_rope, state = self.update_cache(cache, k_rope, self.state(state)[:, None])
+        if form == "expanded":
+            return torch.cat((q_nope, q_rope), dim=-1), *self.expand(state.squeeze(1), k_rope)
+        q_absorbed, state = self.absorb(q_nope, state.squeeze(1))
+        return torch.cat((q_absorbed, q_rope), dim=-1), join(state, k_rope), state
 
     def slices(self, hidden_states: Tensor) -> dict[str, Tensor | None]:
-        q_nope, q_rope = self.split_query(self.queries(hidden_states))
-        _, k_nope, v = self.content(q_nope, self.state(hidden_states), "expanded")
+        q_nope, q_rope = self.split_query(self.queries(self.q_proj(hidden_states)))
+        k_nope, v = self.content(self.state(self.state_proj(hidden_states)))
         k_rope = self.k_rope_proj(hidden_states)[:, None]
         return {"q_nope": q_nope, "k_nope": k_nope, "q_rope": q_rope, "k_rope": k_rope, "v": v}
+
+
+def join(k_nope: Tensor, k_rope: Tensor) -> Tensor:
+    """[content | rotated key], the latter the same for every head."""
+    return torch.cat((k_nope, k_rope.expand(-1, k_nope.shape[1], -1, -1)), dim=-1)

@@ -32,6 +32,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gva import ops
 from gva.attention.base import local, split_heads
 from gva.attention.decoupled import DecoupledAttention
 from gva.attention.shared_kv import SharedKeyValueAttention
@@ -86,11 +87,23 @@ class GroupedValueAttention(DecoupledAttention):
         d_h, d_n = self.config.value_head_dim, self.config.content_dim
         return d_h * d_n / (d_h - d_n) if d_n < d_h else float("inf")
 
-    def state(self, hidden_states: Tensor) -> Tensor:
-        return self.v_proj(hidden_states)
+    @property
+    def state_proj(self) -> nn.Linear:
+        return self.v_proj
 
-    def content(self, q_nope: Tensor, state: Tensor, form: str) -> tuple[Tensor, Tensor, Tensor]:
+    def content(self, state: Tensor) -> tuple[Tensor, Tensor]:
         v = split_heads(state, self.config.value_head_dim)
-        if form == "absorbed":
-            return self.key_map.absorb(q_nope), v, v
-        return q_nope, self.key_map.rebuild_keys(v), v
+        return self.key_map.rebuild_keys(v), v
+
+    def absorb(self, q_nope: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        return self.key_map.absorb(q_nope), split_heads(state, self.config.value_head_dim)
+
+    def expand(self, state: Tensor, k_rope: Tensor) -> tuple[Tensor, Tensor]:
+        """Where no gradient is wanted, one kernel builds the keys and repeats the values, which kernels of attention
+        would otherwise ask for in several passes over both."""
+        fused = isinstance(self.key_map, KeyMap) and state.is_cuda and not torch.is_grad_enabled()
+        if not fused:
+            return super().expand(state, k_rope)
+        v = state.unflatten(-1, (-1, self.config.value_head_dim))
+        k, v = ops.expand(v, k_rope.squeeze(1), self.key_map.transposed_maps().to(v.dtype))
+        return k.transpose(1, 2), v.transpose(1, 2)

@@ -9,7 +9,7 @@ from typing import Any
 
 def add(commands: Any) -> None:
     bench = commands.add_parser("bench", help="run a benchmark of the source tree; what follows its name goes to it")
-    bench.add_argument("name", choices=["decode", "end_to_end", "train"])
+    bench.add_argument("name", choices=["decode", "end_to_end", "prefill", "train"])
     bench.add_argument("arguments", nargs=argparse.REMAINDER)
     bench.set_defaults(run=run)
 

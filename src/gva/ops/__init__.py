@@ -6,12 +6,16 @@ d_h value width, d_r positional width, `page` tokens per page.
 """
 
 from .api import append, merge_states, paged_attention, paged_decode
+from .expand import expand
 from .layout import packed_row_bytes, packed_views
+from .loss import linear_cross_entropy
 from .plan import DecodePlan, plan_decode
 
 __all__ = [
     "DecodePlan",
     "append",
+    "expand",
+    "linear_cross_entropy",
     "merge_states",
     "packed_row_bytes",
     "packed_views",

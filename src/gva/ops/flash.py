@@ -42,3 +42,20 @@ def attend(
         q, k, v, None, None, None, None, cu_seqlens_q, None, None, None, seq_lens,
         S if paged else None, max_len if paged else None, block_table, None, None, None, None, None, *descales, scale,
         S > 1, -1, -1, 0.0, True, scheduler, splits, None, 0, None, 1, 0, None)[0]  # fmt: skip
+
+
+def supports(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+    """Whether `dense` takes these: [B, heads, tokens, width] in half precision, one width up to 256."""
+    half = q.dtype in (torch.bfloat16, torch.float16)
+    return available(q.device) and half and q.shape[3] == v.shape[3] <= 256 and q.shape[3] % 8 == 0
+
+
+def dense(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, causal: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention without a cache, as in `gva.ops.dense.attend`."""
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    out, lse, *_ = torch.ops._vllm_fa3_C.fwd(
+        q, k, v, None, None, None, None, None, None, None, None, None, None, None, None, None, None, None, None, None,
+        None, None, None, scale, causal, -1, -1, 0.0, True, None, 0, None, 0, None, 1, 0, None)  # fmt: skip
+    return out.transpose(1, 2), lse

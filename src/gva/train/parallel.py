@@ -19,6 +19,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from gva.data.batches import IGNORED
 from gva.model import GvaForCausalLM
+from gva.ops import linear_cross_entropy
 from gva.train.recipe import Recipe
 
 
@@ -62,13 +63,11 @@ class SummedLoss(nn.Module):
     def __init__(self, model: GvaForCausalLM) -> None:
         super().__init__()
         self.model = model
-        self.head = self._head
 
     def compile_parts(self) -> None:
-        """Compile one layer, which serves for all of them, and the head with its loss: seconds, not minutes."""
+        """Compile one layer, which serves for all of them: seconds, not minutes."""
         for layer in self.model.model.layers:
             layer.compile()
-        self.head = torch.compile(self._head)
 
     def forward(
         self, input_ids: Tensor, labels: Tensor, position_ids: Tensor | None = None, per_token: bool = False
@@ -79,13 +78,12 @@ class SummedLoss(nn.Module):
             # The residual stream is in half precision too, as it is where weights are sharded in half precision.
             embedded = embedded.to(torch.get_autocast_dtype(embedded.device.type))
         hidden = self.model.model(inputs_embeds=embedded, position_ids=position_ids, use_cache=False)[0]
-        return self.head(hidden, labels, per_token)
-
-    def _head(self, hidden: Tensor, labels: Tensor, per_token: bool) -> Tensor:
-        logits = self.model.lm_head(hidden).flatten(0, 1).float()
-        reduction = "none" if per_token else "sum"
-        loss = nn.functional.cross_entropy(logits, labels.flatten(), ignore_index=IGNORED, reduction=reduction)
-        return loss.view_as(labels) if per_token else loss
+        if per_token:
+            logits = self.model.lm_head(hidden).flatten(0, 1).float()
+            loss = nn.functional.cross_entropy(logits, labels.flatten(), ignore_index=IGNORED, reduction="none")
+            return loss.view_as(labels)
+        weight = self.model.lm_head.weight
+        return linear_cross_entropy(hidden.flatten(0, 1), weight, labels.flatten(), IGNORED)
 
 
 def parallelize(model: GvaForCausalLM, recipe: Recipe, ranks: Ranks) -> nn.Module:

@@ -11,6 +11,7 @@ import triton
 
 from . import append as append_kernels
 from . import decode as kernels
+from . import expand as expand_kernels
 from .config import Config, power_of_two
 
 INTERPRETED_MULTIPROCESSORS = 3  # Triton's interpreter runs programs one after another: few, but several per sequence
@@ -302,3 +303,41 @@ def append(
         QUANTISE=value_scales is not None,
         num_warps=4,
     )
+
+
+def expand(values: torch.Tensor, k_rope: torch.Tensor, maps: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tensors as in `expand.expand`."""
+    B, T, G, d_h = values.shape
+    H, d_n, _ = maps.shape
+    d_r = k_rope.shape[2]
+    keys, repeated = values.new_empty(B, T, H, d_n + d_r), values.new_empty(B, T, H, d_h)
+    rows, slices = values.reshape(B * T, G, d_h), k_rope.reshape(B * T, d_r)
+    if rows.stride(2) != 1 or slices.stride(1) != 1:
+        rows, slices = rows.contiguous(), slices.contiguous()
+    if B * T == 0:
+        return keys, repeated
+    block_d, block_k = max(16, power_of_two(d_h)), max(16, power_of_two(d_n + d_r))
+    tile = 64 if max(block_d, block_k) <= 128 and values.element_size() == 2 else 16
+    expand_kernels.expand_kernel[(triton.cdiv(B * T, tile), G)](
+        rows,
+        slices,
+        maps.contiguous(),
+        keys,
+        repeated,
+        B * T,
+        rows.stride(0),
+        rows.stride(1),
+        slices.stride(0),
+        R=H // G,
+        H=H,
+        D_H=d_h,
+        D_N=d_n,
+        D_R=d_r,
+        BLOCK_D=block_d,
+        BLOCK_K=block_k,
+        TILE=tile,
+        PRECISION="ieee" if values.dtype == torch.float32 else None,
+        WIDEN=interpreted() and values.dtype == torch.bfloat16,
+        num_warps=4,
+    )
+    return keys, repeated
