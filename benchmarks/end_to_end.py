@@ -1,12 +1,13 @@
 """Decoding whole models on the paged cache: tokens per second of each variant, and the largest batch that fits.
 
-    python benchmarks/end_to_end.py --shapes 256x8192,64x32768 --fa3 path/to/_vllm_fa3_C.abi3.so --csv FILE
+    python benchmarks/end_to_end.py --shapes 256x8192,64x32768 --capacity 32768 --fa3 path/to/_vllm_fa3_C.abi3.so --csv FILE
 
 Random weights, a cache of random rows at the given length, one captured step replayed. GQA decodes through
 FlashAttention-3 where it is given. Memory is what the device reports, not what is counted.
 """
 
 import argparse
+import gc
 import statistics
 import time
 from pathlib import Path
@@ -66,6 +67,42 @@ def measure(variant: str, batch: int, context: int, arguments: argparse.Namespac
     }
 
 
+def largest_batch(variant: str, context: int, arguments: argparse.Namespace) -> dict:
+    """The largest batch that decodes at this context on the device: one more runs out of memory. Tried, not computed."""
+    device = torch.device(arguments.device)
+    config = GvaConfig.preset(arguments.preset, variant=variant, max_position_embeddings=context + 8)
+    model = GvaForCausalLM(config).to(device=device, dtype=getattr(torch, arguments.dtype)).eval()
+
+    def fits(batch: int) -> bool:
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        try:
+            generator = filled(model, batch, context - 2, 2, arguments.page)
+            generator.step()
+            generator.step()
+            wait(device)
+        except torch.OutOfMemoryError:
+            return False
+        return True
+
+    free, total = torch.cuda.mem_get_info()
+    batch = free // (context * cost.cache_bytes_per_token(config, arguments.dtype))
+    while not fits(batch):
+        batch -= 1
+    peak = torch.cuda.max_memory_allocated() / 2**30
+    while fits(batch + 1):
+        batch += 1
+        peak = torch.cuda.max_memory_allocated() / 2**30
+    return {
+        "context": context,
+        "variant": variant,
+        "largest_batch": batch,
+        "peak_gib": peak,
+        "device_gib": total / 2**30,
+    }
+
+
 def wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize()
@@ -76,6 +113,7 @@ def main() -> None:
     parser.add_argument("--preset", default="paper-350m")
     parser.add_argument("--variants", default="gqa,gva-drope-16,mla")
     parser.add_argument("--shapes", default="256x8192,64x32768", help="batch x context, comma-separated")
+    parser.add_argument("--capacity", type=int, help="also find the largest batch at this context; GPU only")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--page", type=int, default=64)
     parser.add_argument("--dtype", default="bfloat16")
@@ -86,7 +124,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.fa3:
         flash.load(arguments.fa3)
-    for shape in arguments.shapes.split(","):
+    for shape in filter(None, arguments.shapes.split(",")):
         batch, context = map(int, shape.split("x"))
         first = None
         for variant in arguments.variants.split(","):
@@ -101,6 +139,20 @@ def main() -> None:
             )
             if arguments.csv is not None:
                 append_rows(arguments.csv, [row])
+    if arguments.capacity:
+        first = None
+        for variant in arguments.variants.split(","):
+            found = largest_batch(variant, arguments.capacity, arguments)
+            first = first or found["largest_batch"]
+            found |= {"page": arguments.page, "against_first": found["largest_batch"] / first}
+            print(
+                f"{variant:19s} {found['largest_batch']:>5d} sequences of {arguments.capacity} tokens, "
+                f"x{found['against_first']:.3f}; peak {found['peak_gib']:.2f} of {found['device_gib']:.2f} GiB",
+                flush=True,
+            )
+            if arguments.csv is not None:
+                row = {"preset": arguments.preset, "dtype": arguments.dtype, **found, **environment(arguments.commit)}
+                append_rows(arguments.csv.with_name("capacity.csv"), [row])
 
 
 if __name__ == "__main__":

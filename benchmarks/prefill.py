@@ -113,7 +113,7 @@ def main() -> None:
             for backend in backends:
                 row = measure(backend, B, T, shape, arguments.commit)
                 print(
-                    f"d_h {name:>3s} {B} x {T:<6d} {backend:6s} GQA {row['gqa_us']:8.1f} us, GVA {row['gva_us']:8.1f} us "
+                    f"d_h {name:>3s} {B} x {T:<6d} {backend:6s} GQA {row['gqa_us']:.1f} us, GVA {row['gva_us']:.1f} us "
                     f"= {row['gva_over_gqa']:.3f}x (building K, repeating V {row['expand_us']:.1f} us at "
                     f"{row['expand_gb_per_s']:.0f} GB/s, in plain torch {row['eager_expand_us']:.1f}; "
                     f"floor of the attention {row['attention_floor_us']:.0f})",
