@@ -1,6 +1,6 @@
 """Decoding whole models on the paged cache: tokens per second of each variant, and the largest batch that fits.
 
-    python benchmarks/end_to_end.py --shapes 256x8192,64x32768 --capacity 32768 --fa3 path/to/_vllm_fa3_C.abi3.so --csv FILE
+    python benchmarks/end_to_end.py --capacity 32768 --fa3 path/to/_vllm_fa3_C.abi3.so --csv FILE
 
 Random weights, a cache of random rows at the given length, one captured step replayed. GQA decodes through
 FlashAttention-3 where it is given. Memory is what the device reports, not what is counted.
@@ -68,7 +68,7 @@ def measure(variant: str, batch: int, context: int, arguments: argparse.Namespac
 
 
 def largest_batch(variant: str, context: int, arguments: argparse.Namespace) -> dict:
-    """The largest batch that decodes at this context on the device: one more runs out of memory. Tried, not computed."""
+    """The largest batch that decodes at this context on the device, where one more runs out of memory: tried."""
     device = torch.device(arguments.device)
     config = GvaConfig.preset(arguments.preset, variant=variant, max_position_embeddings=context + 8)
     model = GvaForCausalLM(config).to(device=device, dtype=getattr(torch, arguments.dtype)).eval()
