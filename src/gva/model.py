@@ -22,7 +22,7 @@ from transformers.utils.generic import can_return_tuple, merge_with_config_defau
 from transformers.utils.output_capturing import capture_outputs
 
 from gva.attention import Attention, build
-from gva.attention.base import RMSNorm, linear_together
+from gva.attention.base import RMSNorm
 from gva.attention.init import draw, weight_std
 from gva.attention.rope import tables
 from gva.checkpoint import publish, staging_folder, verify_folder
@@ -37,8 +37,7 @@ class FeedForward(nn.Module):
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = linear_together(x, self.gate_proj, self.up_proj)
-        return self.down_proj(nn.functional.silu(gate) * up)
+        return self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 class DecoderLayer(GradientCheckpointingLayer):
@@ -175,18 +174,22 @@ class GvaModel(GvaPreTrainedModel):
             held_slots = capacity if capacity > 0 else past + inputs_embeds.shape[1]
             every_slot = torch.arange(held_slots, device=inputs_embeds.device)[None]
             key_position_embeddings = tables(self.config, every_slot, inputs_embeds.dtype)
-        hidden_states = inputs_embeds
+        hidden_states = self.run_layers(
+            inputs_embeds,
+            position_embeddings=position_embeddings,
+            key_position_embeddings=key_position_embeddings,
+            attention_mask=mask,
+            past_key_values=past_key_values,
+            attention_form=attention_form,
+            **kwargs,
+        )
+        return BaseModelOutputWithPast(last_hidden_state=hidden_states, past_key_values=past_key_values)
+
+    def run_layers(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:
+        """All layers and the last norm: what may be compiled as one, the mask having been decided outside."""
         for layer in self.layers:
-            hidden_states = layer(
-                hidden_states,
-                position_embeddings=position_embeddings,
-                key_position_embeddings=key_position_embeddings,
-                attention_mask=mask,
-                past_key_values=past_key_values,
-                attention_form=attention_form,
-                **kwargs,
-            )
-        return BaseModelOutputWithPast(last_hidden_state=self.norm(hidden_states), past_key_values=past_key_values)
+            hidden_states = layer(hidden_states, **kwargs)
+        return self.norm(hidden_states)
 
     def _check_length(self, queries: int, past: Any) -> None:
         """Refuse what the context cannot hold, judged from shapes alone so that no device is waited for. How full

@@ -35,7 +35,7 @@ def test_a_layer_on_pages(variant):
         hidden, rotation = x[:, t : t + 1], tables(config, torch.tensor([[t]]), torch.float64)
         slots = table[:, t // PAGE] * PAGE + t % PAGE
         positions = torch.full((B,), t)
-        state, k_rope = module.state(module.state_proj(hidden)).view(B, G, width), module.k_rope_proj(hidden)[:, 0]
+        state, k_rope = module.state(hidden).view(B, G, width), module.k_rope_proj(hidden)[:, 0]
         ops.append(state, k_rope, value_pages, rope_pages, slots, positions=positions, cos=cos, sin=sin)
         q, _, _ = module.project(hidden, (rotation, rotation), None, "absorbed")
         q_absorbed, q_rope = q.transpose(1, 2).split((width, config.rope_dim), -1)

@@ -92,10 +92,9 @@ class Attention(nn.Module):
         slice the whole head counts as content and the rope entries are None."""
         raise NotImplementedError
 
-    def queries(self, projected: Tensor) -> Tensor:
-        """Of the output of q_proj [B, H, S, d_qk], normalised if the config says so: before the split, before
-        absorption."""
-        q = split_heads(projected, self.config.score_dim)
+    def queries(self, hidden_states: Tensor) -> Tensor:
+        """[B, H, S, d_qk], normalised if the config says so: before the split, before absorption."""
+        q = split_heads(self.q_proj(hidden_states), self.config.score_dim)
         return q if self.q_norm is None else self.q_norm(q)
 
     def split_query(self, q: Tensor) -> tuple[Tensor, Tensor]:
@@ -161,22 +160,6 @@ class Attention(nn.Module):
             out = out.flatten(1, 2).unsqueeze(2)
             weights = None if weights is None else weights.flatten(1, 2).unsqueeze(2)
         return out, weights
-
-
-def linear_together(x: Tensor, *layers: nn.Linear) -> tuple[Tensor, ...]:
-    """The outputs of linear layers that have one input. In training they are one product, whose gradient with respect
-    to x is one product too instead of a sum of several. Layers that someone replaced, hooked or sharded are called."""
-    plain = all(
-        type(layer) is nn.Linear
-        and not isinstance(layer.weight, DTensor)
-        and not layer._forward_pre_hooks
-        and not layer._forward_hooks
-        for layer in layers
-    )
-    if not (plain and layers[0].training and torch.is_grad_enabled()):
-        return tuple(layer(x) for layer in layers)
-    weights = [layer.weight for layer in layers]
-    return nn.functional.linear(x, torch.cat(weights)).split([len(weight) for weight in weights], dim=-1)
 
 
 def split_heads(x: Tensor, width: int) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gva.attention.base import Attention, linear_together
+from gva.attention.base import Attention
 from gva.attention.rope import rotate
 
 
@@ -18,14 +18,9 @@ class DecoupledAttention(Attention):
         super().__init__(config, layer_idx)
         self.k_rope_proj = nn.Linear(config.hidden_size, config.rope_dim, bias=False)
 
-    @property
-    def state_proj(self) -> nn.Linear:
-        """From hidden states to the state."""
+    def state(self, hidden_states: Tensor) -> Tensor:
+        """What is cached of the content, [B, S, width]."""
         raise NotImplementedError
-
-    def state(self, projected: Tensor) -> Tensor:
-        """What is cached of the content, [B, S, width], from the output of state_proj."""
-        return projected
 
     def content(self, state: Tensor) -> tuple[Tensor, Tensor]:
         """Content keys [B, H or G, T, d_n] and values [B, H or G, T, d_h] of the state [B, T, width]."""
@@ -41,20 +36,19 @@ class DecoupledAttention(Attention):
         return join(k_nope, k_rope), v
 
     def project(self, hidden_states, positions, cache, form):
-        q, state, k_rope = linear_together(hidden_states, self.q_proj, self.state_proj, self.k_rope_proj)
-        q_nope, q_rope = self.split_query(self.queries(q))
+        q_nope, q_rope = self.split_query(self.queries(hidden_states))
         q_rope = rotate(q_rope, positions[0])
-        k_rope = rotate(k_rope[:, None], positions[0])
+        k_rope = rotate(self.k_rope_proj(hidden_states)[:, None], positions[0])
         # The state is cached as one head, because a static cache gives keys and values equally many.
-        k_rope, state = self.update_cache(cache, k_rope, self.state(state)[:, None])
+        k_rope, state = self.update_cache(cache, k_rope, self.state(hidden_states)[:, None])
         if form == "expanded":
             return torch.cat((q_nope, q_rope), dim=-1), *self.expand(state.squeeze(1), k_rope)
         q_absorbed, state = self.absorb(q_nope, state.squeeze(1))
         return torch.cat((q_absorbed, q_rope), dim=-1), join(state, k_rope), state
 
     def slices(self, hidden_states: Tensor) -> dict[str, Tensor | None]:
-        q_nope, q_rope = self.split_query(self.queries(self.q_proj(hidden_states)))
-        k_nope, v = self.content(self.state(self.state_proj(hidden_states)))
+        q_nope, q_rope = self.split_query(self.queries(hidden_states))
+        k_nope, v = self.content(self.state(hidden_states))
         k_rope = self.k_rope_proj(hidden_states)[:, None]
         return {"q_nope": q_nope, "k_nope": k_nope, "q_rope": q_rope, "k_rope": k_rope, "v": v}
 

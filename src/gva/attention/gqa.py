@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from gva.attention.base import Attention, linear_together, split_heads
+from gva.attention.base import Attention, split_heads
 from gva.attention.rope import rotate
 
 
@@ -16,16 +16,15 @@ class GroupedQueryAttention(Attention):
         self.v_proj = nn.Linear(config.hidden_size, width, bias=False)
 
     def project(self, hidden_states, positions, cache, form):
-        q, k, v = linear_together(hidden_states, self.q_proj, self.k_proj, self.v_proj)
-        q = rotate(self.queries(q), positions[0])
-        k = rotate(split_heads(k, self.config.value_head_dim), positions[0])
-        v = split_heads(v, self.config.value_head_dim)
+        q = rotate(self.queries(hidden_states), positions[0])
+        k = rotate(split_heads(self.k_proj(hidden_states), self.config.value_head_dim), positions[0])
+        v = split_heads(self.v_proj(hidden_states), self.config.value_head_dim)
         return q, *self.update_cache(cache, k, v)
 
     def slices(self, hidden_states: Tensor) -> dict[str, Tensor | None]:
         d_h = self.config.value_head_dim
         return {
-            "q_nope": self.queries(self.q_proj(hidden_states)),
+            "q_nope": self.queries(hidden_states),
             "k_nope": split_heads(self.k_proj(hidden_states), d_h),
             "q_rope": None,
             "k_rope": None,

@@ -87,9 +87,8 @@ class GroupedValueAttention(DecoupledAttention):
         d_h, d_n = self.config.value_head_dim, self.config.content_dim
         return d_h * d_n / (d_h - d_n) if d_n < d_h else float("inf")
 
-    @property
-    def state_proj(self) -> nn.Linear:
-        return self.v_proj
+    def state(self, hidden_states: Tensor) -> Tensor:
+        return self.v_proj(hidden_states)
 
     def content(self, state: Tensor) -> tuple[Tensor, Tensor]:
         v = split_heads(state, self.config.value_head_dim)

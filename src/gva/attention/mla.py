@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gva.attention.base import RMSNorm, linear_together, local, split_heads
+from gva.attention.base import RMSNorm, local, split_heads
 from gva.attention.decoupled import DecoupledAttention
 
 
@@ -33,16 +33,12 @@ class LatentAttention(DecoupledAttention):
         widening = 2 * config.latent_dim - config.content_dim - config.value_head_dim
         return expansion / widening if widening > 0 else float("inf")
 
-    @property
-    def state_proj(self) -> nn.Linear:
-        return self.latent_proj
-
-    def state(self, projected: Tensor) -> Tensor:
-        return self.latent_norm(projected)
+    def state(self, hidden_states: Tensor) -> Tensor:
+        return self.latent_norm(self.latent_proj(hidden_states))
 
     def content(self, state: Tensor) -> tuple[Tensor, Tensor]:
-        k_nope, v = linear_together(state, self.k_up_proj, self.v_up_proj)
-        return split_heads(k_nope, self.config.content_dim), split_heads(v, self.config.value_head_dim)
+        k_nope = split_heads(self.k_up_proj(state), self.config.content_dim)
+        return k_nope, split_heads(self.v_up_proj(state), self.config.value_head_dim)
 
     def absorb(self, q_nope: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         up = local(self.k_up_proj.weight).unflatten(0, (-1, self.config.content_dim))

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gva.attention.base import Attention, linear_together, split_heads
+from gva.attention.base import Attention, split_heads
 from gva.attention.rope import rotate, tables
 
 
@@ -15,8 +15,8 @@ class SharedKeyValueAttention(Attention):
         self.v_proj = nn.Linear(config.hidden_size, config.num_value_groups * config.value_head_dim, bias=False)
 
     def project(self, hidden_states, positions, cache, form):
-        q, v = linear_together(hidden_states, self.q_proj, self.v_proj)
-        q = rotate(self.queries(q), positions[0])
+        q = rotate(self.queries(hidden_states), positions[0])
+        v = self.v_proj(hidden_states)
         v = split_heads(v if cache is None else self.cached_values(cache, v), self.config.value_head_dim)
         # With a cache, keys and queries are rotated by slot: positions up to a shift per row, and only differences
         # of positions enter a score.
@@ -43,7 +43,7 @@ class SharedKeyValueAttention(Attention):
     def slices(self, hidden_states: Tensor) -> dict[str, Tensor | None]:
         v = split_heads(self.v_proj(hidden_states), self.config.value_head_dim)
         return {
-            "q_nope": self.queries(self.q_proj(hidden_states)),
+            "q_nope": self.queries(hidden_states),
             "k_nope": self.rebuild_keys(v),
             "q_rope": None,
             "k_rope": None,

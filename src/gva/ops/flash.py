@@ -54,8 +54,10 @@ def dense(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, causal: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention without a cache, as in `gva.ops.dense.attend`."""
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    out, lse, *_ = torch.ops._vllm_fa3_C.fwd(
-        q, k, v, None, None, None, None, None, None, None, None, None, None, None, None, None, None, None, None, None,
-        None, None, None, scale, causal, -1, -1, 0.0, True, None, 0, None, 0, None, 1, 0, None)  # fmt: skip
-    return out.transpose(1, 2), lse
+    B, S, T = len(q), q.shape[2], k.shape[2]
+    q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
+    count = torch.arange(B + 1, dtype=torch.int32, device=q.device)
+    out, lse, *_ = torch.ops._vllm_fa3_C.fwd(  # sequences one after another: all that vLLM builds for this
+        q, k, v, None, None, None, None, count * S, count * T, None, None, None, S, T, None, None, None, None, None,
+        None, None, None, None, scale, causal, -1, -1, 0.0, True, None, 1, None, 0, None, 1, 0, None)  # fmt: skip
+    return out.unflatten(0, (B, S)).transpose(1, 2), lse.unflatten(1, (B, S)).transpose(0, 1)

@@ -19,17 +19,17 @@ def cross_entropy_kernel(logits, labels, losses, stride, V, ignored, BLOCK: tl.c
     largest = float("-inf")
     total = 0.0
     for start in range(0, V, BLOCK):
-        x = tl.load(p_row + start + column, mask=start + column < V, other=float("-inf")).to(tl.float32) * LOG2_E
+        x = tl.load(p_row + start + column, mask=start + column < V, other=float("-inf")).to(tl.float32)
         new = tl.maximum(largest, tl.max(x, 0))
-        total = total * tl.exp2(largest - new) + tl.sum(tl.exp2(x - new), 0)
+        total = total * tl.exp2((largest - new) * LOG2_E) + tl.sum(tl.exp2((x - new) * LOG2_E), 0)
         largest = new
-    lse = largest + tl.log2(total)
+    log2_total = tl.log2(total)
     target = tl.load(p_row + label, mask=counts, other=0.0).to(tl.float32)
-    tl.store(losses + row, tl.where(counts, (largest - target * LOG2_E + tl.log2(total)) / LOG2_E, 0.0))
+    tl.store(losses + row, tl.where(counts, log2_total / LOG2_E + (largest - target), 0.0))
     tl.debug_barrier()  # every thread has read its target before any thread overwrites it
     for start in range(0, V, BLOCK):
         at = start + column
         x = tl.load(p_row + at, mask=at < V, other=float("-inf")).to(tl.float32)
-        gradient = tl.exp2(x * LOG2_E - lse) - tl.where(at == label, 1.0, 0.0)
+        gradient = tl.exp2((x - largest) * LOG2_E - log2_total) - tl.where(at == label, 1.0, 0.0)
         gradient = tl.where(counts, gradient, 0.0)
         tl.store(p_row + at, gradient.to(logits.dtype.element_ty), mask=at < V)
