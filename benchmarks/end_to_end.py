@@ -19,9 +19,9 @@ from gva import GvaConfig, GvaForCausalLM, PagedGenerator, cost
 from gva.ops import flash
 
 
-def filled(model, batch: int, context: int, steps: int, page: int) -> PagedGenerator:
+def filled(model, batch: int, context: int, steps: int, arguments: argparse.Namespace) -> PagedGenerator:
     """A generator whose sequences all hold `context` tokens of noise."""
-    generator = PagedGenerator(model, batch, context + steps, page=page)
+    generator = PagedGenerator(model, batch, context + steps, page=arguments.page, compile=not arguments.eager)
     for pool in generator.cache.pools:
         pool.normal_()
     generator.cache.reserve([context + steps] * batch)
@@ -37,7 +37,7 @@ def measure(variant: str, batch: int, context: int, arguments: argparse.Namespac
     model = GvaForCausalLM(config).to(device=device, dtype=getattr(torch, arguments.dtype)).eval()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    generator = filled(model, batch, context, steps + 3, arguments.page)
+    generator = filled(model, batch, context, steps + 3, arguments)
     times = []
     for number in range(steps + 3):  # the first three warm up and capture
         wait(device)
@@ -55,6 +55,7 @@ def measure(variant: str, batch: int, context: int, arguments: argparse.Namespac
         "context": context,
         "page": arguments.page,
         "dtype": arguments.dtype,
+        "compiled": not arguments.eager,
         "flash": not config.absorbs and flash.available(device),
         "step_ms": 1e3 * median,
         "step_spread_ms": 1e3 * (max(times) - min(times)),
@@ -78,7 +79,7 @@ def largest_batch(variant: str, context: int, arguments: argparse.Namespace) -> 
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         try:
-            generator = filled(model, batch, context - 2, 2, arguments.page)
+            generator = filled(model, batch, context - 2, 2, arguments)
             generator.step()
             generator.step()
             wait(device)
@@ -115,6 +116,7 @@ def main() -> None:
     parser.add_argument("--shapes", default="256x8192,64x32768", help="batch x context, comma-separated")
     parser.add_argument("--capacity", type=int, help="also find the largest batch at this context; GPU only")
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--eager", action="store_true", help="no torch.compile")
     parser.add_argument("--page", type=int, default=64)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")

@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 
 from gva import VARIANTS, cost
 from gva import cache as cache_module
 from gva.cache import OutOfPages, PagedCache
-from gva.generate import PagedGenerator
+from gva.generate import PagedGenerator, run_layer
 from models import tiny_config, tiny_model, tokens
 
 NEW = 7
@@ -51,7 +52,7 @@ def test_a_chunked_prefill_caches_what_a_whole_one_does():
     for size in (8, 64):
         generator = PagedGenerator(model, batch=1, max_tokens=40, page=4, prefill_tokens=size)
         generator.prefill([0], [prompt])
-        pools.append(torch.cat([x.flatten() for x in generator.cache.gather(1)]))
+        pools.append(torch.cat([x.flatten() for x in generator.cache.gather(generator.cache.layer(1))]))
     torch.testing.assert_close(pools[0], pools[1], rtol=1e-12, atol=1e-12)
 
 
@@ -159,10 +160,25 @@ def test_low_precision_generates():
     assert [len(tokens) for tokens in got] == [NEW, NEW]
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize("variant", ["gqa", "mla", "gva-drope-16", "gva-variance-fixed"])
-def test_a_captured_step_gives_the_tokens_of_an_eager_one(variant):
+def test_a_compiled_step_gives_the_tokens_of_an_eager_one(variant):
+    """One graph serves all layers, breaks nowhere, and writes the pages that it is given."""
+    torch._dynamo.reset()
+    model, asked = tiny_model(variant), prompts(3, 11)
+    eager = PagedGenerator(model, batch=2, max_tokens=32, page=4)
+    compiled = PagedGenerator(model, batch=2, max_tokens=32, page=4, compile=True)
+    counter = CompileCounter()
+    compiled._compiled_layer = torch.compile(run_layer, fullgraph=True, dynamic=False, backend=counter)
+    assert compiled.generate(asked, NEW) == eager.generate(asked, NEW)
+    assert counter.frame_count == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("variant", ["gqa", "mla", "gva-drope-16", "gva-variance-fixed"])
+def test_a_captured_step_gives_the_tokens_of_an_eager_one(variant, compiled):
     model = tiny_model(variant, torch.float32).cuda()
     asked = prompts(3, 11, 6, 2, 9)
     eager = PagedGenerator(model, batch=3, max_tokens=64, cuda_graph=False).generate(asked, 40)
-    assert PagedGenerator(model, batch=3, max_tokens=64, cuda_graph=True).generate(asked, 40) == eager
+    graph = PagedGenerator(model, batch=3, max_tokens=64, cuda_graph=True, compile=compiled)
+    assert graph.generate(asked, 40) == eager

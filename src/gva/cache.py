@@ -12,7 +12,7 @@ Lengths are known on the host, because the host decides how many tokens come; wh
 device and is only ever written from here.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -135,9 +135,8 @@ class PagedCache:
         numbers = table.gather(1, at // self.page).long()
         return torch.where(positions >= 0, numbers * self.page + at % self.page, -1)
 
-    def write(self, layer: int, slots: Tensor, *rows: Tensor) -> None:
-        """Rows of new tokens [N, ...], one tensor per pool, into slots [N]; negative slots are skipped."""
-        pools = self.layer(layer)
+    def write(self, pools: list[Tensor], slots: Tensor, *rows: Tensor) -> None:
+        """Rows of new tokens [N, ...], one tensor per pool, into slots [N] of a layer; negative slots are skipped."""
         if self.config.positional == "decoupled":
             scales = pools[2] if self.fp8 else None
             ops.append(rows[0], rows[1], pools[0], pools[1], slots, value_scales=scales)
@@ -146,16 +145,17 @@ class PagedCache:
             pool.flatten(0, 1)[slots.clamp(min=0)] = new.to(pool.dtype)
 
     def gather(
-        self, layer: int, sequences: Tensor | None = None, first: int = 0, last: int | None = None
+        self, pools: list[Tensor], sequences: Tensor | None = None, first: int = 0, last: int | None = None
     ) -> list[Tensor]:
-        """Rows of all sequences, or of these, side by side, [B, tokens, ...]: those in pages `first` to `last`."""
+        """Rows of all sequences, or of these, in the pools of a layer, side by side, [B, tokens, ...]: those in pages
+        `first` to `last`."""
         table = self.block_table if sequences is None else self.block_table[sequences]
         table = table[:, first:last].long()
-        pools = [pool[table].flatten(1, 2) for pool in self.layer(layer)]
+        rows = [pool[table].flatten(1, 2) for pool in pools]
         if self.fp8:
-            values, k_rope, scales = pools
+            values, k_rope, scales = rows
             return [values.to(k_rope.dtype) * scales[..., None].to(k_rope.dtype), k_rope]
-        return pools
+        return rows
 
 
 @dataclass
@@ -163,11 +163,12 @@ class PagedStep:
     """One forward pass of new tokens on a paged cache; layers use it in place of a HuggingFace cache.
 
     slots      [B, S] where the new tokens go, -1 for padding.
+    pools      of the layer that it is handed to; not the number of a layer, so that all compile to one graph.
     prefix     of a prefill: the tokens, as many for every sequence and a multiple of the page, that are cached before
                the new ones. The new tokens attend to one another and to the prefix, both in the expanded form. None is
                a decode step: every sequence has S new tokens, counted in seq_lens, which attend to all its pages.
     sequences  [B] which sequences of the cache these are; None for all.
-    plan       of the kernel, made once per decode step for all layers.
+    plan       of the kernel, made once per decode step for all layers: ours, or FlashAttention's metadata.
     """
 
     cache: PagedCache
@@ -175,8 +176,12 @@ class PagedStep:
     prefix: int | None = None
     sequences: Tensor | None = None
     plan: Any = None
+    pools: list[Tensor] = field(default_factory=list)
 
-    def update(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+    def of_layer(self, index: int) -> "PagedStep":
+        return replace(self, pools=self.cache.layer(index))
+
+    def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Write what a layer caches of the new tokens, [B, heads, S, width]; returns it, not the past."""
         rows = [x.transpose(1, 2).flatten(0, 1) for x in (keys, values)]
         shapes = stream_shapes(self.cache.config)
@@ -184,7 +189,7 @@ class PagedStep:
             rows = [rows[1].view(-1, *shapes[0]), rows[0].squeeze(1)]
         elif self.cache.config.caches_values_only:  # the values are where a HuggingFace cache has its keys
             rows = [rows[0].view(-1, *shapes[0])]
-        self.cache.write(layer, self.slots.flatten(), *rows)
+        self.cache.write(self.pools, self.slots.flatten(), *rows)
         return keys, values
 
     def attend(self, module: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -204,7 +209,7 @@ class PagedStep:
     def _cached(self, module: Any, dtype: torch.dtype, first: int, last: int) -> tuple[Tensor, Tensor]:
         """Keys and values of the cached tokens in these pages, [B, H or G, T, ...]."""
         cache, config = self.cache, self.cache.config
-        rows = [x.to(dtype) for x in cache.gather(module.layer_idx, self.sequences, first, last)]
+        rows = [x.to(dtype) for x in cache.gather(self.pools, self.sequences, first, last)]
         if config.positional == "decoupled":
             return module.expand(rows[0].flatten(2), rows[1][:, None])
         held = [x.transpose(1, 2) for x in rows]
@@ -216,9 +221,8 @@ class PagedStep:
         """Queries, absorbed where that is possible, against all pages."""
         cache, config = self.cache, self.cache.config
         if config.positional != "decoupled":
-            fast = not config.caches_values_only and flash.available(q.device)
-            return self._attend_flash(module, q) if fast else self._attend_gathered(module, q)
-        values, k_rope, *scales = cache.layer(module.layer_idx)
+            return self._attend_gathered(module, q) if self.plan is None else self._attend_flash(module, q)
+        values, k_rope, *scales = self.pools
         q_absorbed, q_rope = q.transpose(1, 2).split((values.shape[-1], config.rope_dim), dim=-1)
         out = ops.paged_attention(
             q_absorbed.flatten(0, 1),
@@ -238,25 +242,14 @@ class PagedStep:
 
     def _attend_flash(self, module: Any, q: Tensor) -> Tensor:
         """The GQA family through FlashAttention-3, on the pages as they are."""
-        cache, (B, _, S, _) = self.cache, q.shape
-        keys, values = cache.layer(module.layer_idx)
-        starts = torch.arange(B + 1, dtype=torch.int32, device=q.device) * S
-        out = flash.attend(
-            q.transpose(1, 2).flatten(0, 1),
-            keys,
-            values,
-            cache.seq_lens,
-            S=S,
-            max_len=cache.pages_per_sequence * cache.page,
-            scale=module.scaling,
-            block_table=cache.block_table,
-            cu_seqlens_q=starts,
-        )
-        return out.unflatten(0, (B, S)).transpose(1, 2)
+        rows = q.transpose(1, 2).flatten(0, 1)
+        keys, values = self.pools
+        out = flash.decode(rows, keys, values, self.cache.seq_lens, self.cache.block_table, self.plan, module.scaling)
+        return out.unflatten(0, (len(q), -1)).transpose(1, 2)
 
     def _attend_gathered(self, module: Any, q: Tensor) -> Tensor:
         """Attentions without a kernel of ours: their rows are brought together, which costs a copy per step."""
-        held = [rows.transpose(1, 2) for rows in self.cache.gather(module.layer_idx)]
+        held = [rows.transpose(1, 2) for rows in self.cache.gather(self.pools)]
         k, v = held if len(held) == 2 else (module.keys_of_slots(held[0]), held[0])
         slots = torch.arange(v.shape[2], device=v.device)
         S = q.shape[2]

@@ -15,6 +15,11 @@ from gva import ops
 from gva.attention.rope import tables
 from gva.cache import OutOfPages, PagedCache, PagedStep
 from gva.errors import check
+from gva.ops import flash
+
+
+def run_layer(layer: Any, hidden: Tensor, rotation: Any, step: PagedStep, form: str) -> Tensor:
+    return layer(hidden, position_embeddings=rotation, past_key_values=step, attention_form=form)
 
 
 class PagedGenerator:
@@ -22,6 +27,7 @@ class PagedGenerator:
 
     `temperature` 0 is greedy. `fp8` caches values in e4m3. `cuda_graph` None: on a GPU.
     `prefill_tokens`: how many tokens of prompts one forward pass takes; longer prompts take several.
+    `compile`: the layers of the decode step go through torch.compile, which takes seconds once and saves launches.
     """
 
     def __init__(
@@ -36,6 +42,7 @@ class PagedGenerator:
         temperature: float = 0.0,
         cuda_graph: bool | None = None,
         prefill_tokens: int = 16384,
+        compile: bool = False,
     ) -> None:
         check(temperature >= 0, "temperature", temperature, "must not be negative")
         check(prefill_tokens >= page, "prefill_tokens", prefill_tokens, f"must be at least one page, {page}")
@@ -51,6 +58,7 @@ class PagedGenerator:
         self.plan = self._make_plan()
         self.use_graph = self.device.type == "cuda" if cuda_graph is None else cuda_graph
         self.graph: Any = None
+        self._compiled_layer = torch.compile(run_layer, fullgraph=True, dynamic=False) if compile else None
 
     def generate(self, prompts: Iterable[list[int]], max_new_tokens: int, end: int | None = None) -> list[list[int]]:
         """New tokens of each prompt, in the order of the prompts; the end token, if it comes, is the last."""
@@ -137,9 +145,7 @@ class PagedGenerator:
         cache = self.cache
         positions = torch.where(self.active > 0, cache.seq_lens, -1)[:, None]
         cache.seq_lens.add_(self.active)
-        if self.plan is not None:
-            self.plan.update(cache.seq_lens)
-        step = PagedStep(cache, cache.slots(positions), plan=self.plan)
+        step = PagedStep(cache, cache.slots(positions), plan=self._plan())
         hidden = self._layers(self.tokens, positions.clamp(min=0), step)
         self.tokens.copy_(self._choose(self.model.lm_head(hidden[:, -1]))[:, None])
 
@@ -147,9 +153,11 @@ class PagedGenerator:
         inner = self.model.model
         hidden = inner.embed_tokens(tokens)
         rotation = tables(self.config, positions, hidden.dtype)
-        form = "absorbed" if self.config.absorbs and step.prefix is None else "expanded"
-        for layer in inner.layers:
-            hidden = layer(hidden, position_embeddings=rotation, past_key_values=step, attention_form=form)
+        decoding = step.prefix is None
+        form = "absorbed" if self.config.absorbs and decoding else "expanded"
+        run = self._compiled_layer if decoding and self._compiled_layer else run_layer
+        for index, layer in enumerate(inner.layers):
+            hidden = run(layer, hidden, rotation, step.of_layer(index), form)
         return inner.norm(hidden)
 
     def _choose(self, logits: Tensor) -> Tensor:
@@ -174,8 +182,27 @@ class PagedGenerator:
             self._decode()
         return graph
 
+    def _plan(self) -> Any:
+        """What the kernels of a step want to know of its lengths, from the device's numbers; None for plain torch."""
+        if self.plan is not None:
+            return self.plan.update(self.cache.seq_lens)
+        config = self.config
+        if config.positional == "decoupled" or config.caches_values_only or not flash.available(self.device):
+            return None
+        keys = self.cache.pools[0]
+        return flash.plan_decode(
+            self.cache.seq_lens,
+            S=1,
+            max_len=self.cache.pages_per_sequence * self.cache.page,
+            H=config.num_attention_heads,
+            G=keys.shape[-2],
+            d_h=keys.shape[-1],
+            dtype=keys.dtype,
+            page=self.cache.page,
+        )
+
     def _make_plan(self) -> Any:
-        """A kernel plan, where the kernel runs."""
+        """A plan of our kernel, where that runs."""
         if self.config.positional != "decoupled" or self.device.type != "cuda":
             return None
         values = self.cache.layer(0)[0]

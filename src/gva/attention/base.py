@@ -124,6 +124,8 @@ class Attention(nn.Module):
         """Append to the cache, if there is one, and return all that it then holds."""
         if cache is None:
             return keys, values
+        if isinstance(cache, PagedStep):
+            return cache.update(keys, values)
         layers = getattr(cache, "layers", [])
         if self.layer_idx < len(layers):
             for what, new in (("keys", keys), ("values", values)):

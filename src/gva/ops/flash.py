@@ -3,9 +3,17 @@ peer of the benchmarks. Load it once; nothing here is used before."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
+from .library import _library
+
 _loaded = False
+_library.define(
+    "flash_decode(Tensor q, Tensor k, Tensor v, Tensor seq_lens, Tensor block_table, Tensor cu_seqlens_q,"
+    " Tensor scheduler, int S, int max_len, float scale) -> Tensor"
+)
 
 
 def load(path: str) -> None:
@@ -42,6 +50,45 @@ def attend(
         q, k, v, None, None, None, None, cu_seqlens_q, None, None, None, seq_lens,
         S if paged else None, max_len if paged else None, block_table, None, None, None, None, None, *descales, scale,
         S > 1, -1, -1, 0.0, True, scheduler, splits, None, 0, None, 1, 0, None)[0]  # fmt: skip
+
+
+@dataclass
+class FlashPlan:
+    """What FlashAttention-3 wants to know of a decode step, once for all layers."""
+
+    cu_seqlens_q: torch.Tensor
+    scheduler: torch.Tensor
+    S: int
+    max_len: int
+
+
+def plan_decode(
+    seq_lens: torch.Tensor, *, S: int, max_len: int, H: int, G: int, d_h: int, dtype: torch.dtype, page: int
+) -> FlashPlan:
+    """For S new tokens in each of the sequences; max_len bounds their lengths."""
+    starts = torch.arange(len(seq_lens) + 1, dtype=torch.int32, device=seq_lens.device) * S
+    scheduler = metadata(seq_lens, S=S, max_len=max_len, H=H, G=G, d_h=d_h, dtype=dtype, page=page, cu_seqlens_q=starts)
+    return FlashPlan(starts, scheduler, S, max_len)
+
+
+def decode(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seq_lens: torch.Tensor, block_table: torch.Tensor,
+    plan: FlashPlan, scale: float,
+) -> torch.Tensor:  # fmt: skip
+    """q [N, H, d_h] against pages k and v [P, page, G, d_h]: an op of ours, so that torch.compile sees one node."""
+    return torch.ops.gva.flash_decode(
+        q, k, v, seq_lens, block_table, plan.cu_seqlens_q, plan.scheduler, plan.S, plan.max_len, scale
+    )
+
+
+def _decode(q, k, v, seq_lens, block_table, cu_seqlens_q, scheduler, S, max_len, scale):
+    return attend(
+        q, k, v, seq_lens, S=S, max_len=max_len, scale=scale, block_table=block_table, cu_seqlens_q=cu_seqlens_q,
+        scheduler=scheduler)  # fmt: skip
+
+
+_library.impl("flash_decode", _decode, "CompositeExplicitAutograd")
+torch.library.register_fake("gva::flash_decode", lambda q, *args: torch.empty_like(q), lib=_library)
 
 
 def supports(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
