@@ -64,31 +64,29 @@ def dot(a, b, acc, PRECISION: tl.constexpr, WIDEN: tl.constexpr):
 
 @triton.jit
 def unpack_e4m3(pairs, dtype: tl.constexpr, ASM: tl.constexpr):
-    """[n, m] int16, two e4m3 each, as two [n, m] float16 of 2**-8 times the values: their bits, moved into place.
+    """[n, m] int16, two e4m3 each, as two [n, m] of `dtype`: the low ones and the high ones.
 
-    The assembly does the two int16 of a register at once; the plain form is for Triton's interpreter.
+    The assembly takes the two int16 of a register: the hardware widens a pair at once, and bytes are then moved so that
+    neighbours in the tensor are neighbours in a register. The plain form, which moves bits, is for Triton's interpreter.
     """
     if ASM:
         even, odd = tl.inline_asm_elementwise(
             """
             {
+            .reg .b16 first, second;
             .reg .b32 a, b;
-            shl.b32 a, $2, 7;
-            shl.b32 b, $2, 8;
-            and.b32 a, a, 0x3f803f80;
-            and.b32 b, b, 0x80008000;
-            or.b32 $0, a, b;
-            shr.b32 a, $2, 1;
-            and.b32 a, a, 0x3f803f80;
-            and.b32 b, $2, 0x80008000;
-            or.b32 $1, a, b;
+            mov.b32 {first, second}, $2;
+            cvt.rn.f16x2.e4m3x2 a, first;
+            cvt.rn.f16x2.e4m3x2 b, second;
+            prmt.b32 $0, a, b, 0x5410;
+            prmt.b32 $1, a, b, 0x7632;
             }
             """,
             "=r,=r,r", [pairs], dtype=(tl.float16, tl.float16), is_pure=True, pack=2)  # fmt: skip
     else:
         bits = pairs.to(tl.int32)
-        even = (((bits << 7) & 0x3F80) | ((bits << 8) & 0x8000)).to(tl.uint16).to(tl.float16, bitcast=True)
-        odd = (((bits >> 1) & 0x3F80) | (bits & 0x8000)).to(tl.uint16).to(tl.float16, bitcast=True)
+        even = (((bits << 7) & 0x3F80) | ((bits << 8) & 0x8000)).to(tl.uint16).to(tl.float16, bitcast=True) * 256.0
+        odd = (((bits >> 1) & 0x3F80) | (bits & 0x8000)).to(tl.uint16).to(tl.float16, bitcast=True) * 256.0
     return even.to(dtype), odd.to(dtype)
 
 
@@ -107,7 +105,7 @@ def load_page(table, first, last, PAGE: tl.constexpr, TILE: tl.constexpr):
 def read_tile(
     b_acc, b_odd, b_max, b_sum, b_ref, b_q, b_q_odd, b_qr, i, values, k_rope, value_scales, table, last, limit,
     row_group, row_real,
-    col_offset, col_real, q_factor, head_block, stride_vp, stride_kp, stride_sp, scale_log2,
+    col_offset, col_real, head_block, stride_vp, stride_kp, stride_sp, row_scale,
     stride_vt: tl.constexpr, stride_kt: tl.constexpr, stride_st: tl.constexpr, stride_sg: tl.constexpr,
     D_R: tl.constexpr, BLOCK_R: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
     UNIT_V: tl.constexpr, UNIT_K: tl.constexpr, HAS_SCALES: tl.constexpr, PRECISION: tl.constexpr,
@@ -157,24 +155,24 @@ def read_tile(
             b_scale = tl.load(p_scale, mask=seen[None, :] & row_real[:, None], other=0.0)  # [M, TILE]
         b_v, b_v_odd = unpack_e4m3(b_v, b_q.dtype, ASM)
         b_s = dot(b_q, tl.trans(b_v), b_s, PRECISION, WIDEN)
-        b_s = dot(b_q_odd, tl.trans(b_v_odd), b_s, PRECISION, WIDEN) * (b_scale * q_factor[:, None])
+        b_s = dot(b_q_odd, tl.trans(b_v_odd), b_s, PRECISION, WIDEN) * b_scale
         b_s = dot(b_qr, tl.trans(b_k).to(b_qr.dtype), b_s, PRECISION, WIDEN)
     else:
         b_s = dot(b_qr, tl.trans(b_k), b_s, PRECISION, WIDEN)
         b_s = dot(b_q, tl.trans(b_v), b_s, PRECISION, WIDEN)
     if MASKED:
         b_s = tl.where(position[None, :] < limit[:, None], b_s, float("-inf"))
-    b_max_new = tl.maximum(b_max, tl.max(b_s, 1) * scale_log2)
+    b_max_new = tl.maximum(b_max, tl.max(b_s, 1) * row_scale)
     shift = b_max_new
     if MASKED:
         shift = tl.where(b_max_new == float("-inf"), 0.0, b_max_new)
-    b_p = tl.exp2(b_s * scale_log2 - shift[:, None])
+    b_p = tl.exp2(b_s * row_scale[:, None] - shift[:, None])
     fade = tl.exp2(b_max - shift)
     b_sum = b_sum * fade + tl.sum(b_p, 1)
     b_ref_new = b_ref
     if HAS_SCALES:
         # The weight of a value is probability times scale; relative to the largest scale so far it is at most 1 and
-        # fits half precision, whatever the scales are.
+        # fits half precision, whatever the scales are. Scales of one group are the same for all rows: [1, TILE].
         b_ref_new = tl.maximum(b_ref, tl.max(b_scale, 1))
         b_p = b_p * (b_scale * (1.0 / b_ref_new)[:, None])
         fade = fade * (b_ref / b_ref_new)
@@ -258,7 +256,7 @@ def decode_kernel(
                 q_rope + (token * stride_rn + row_head * stride_rh)[:, None] + r_index[None, :],
                 mask=live[:, None] & (r_index < D_R)[None, :], other=0.0)  # fmt: skip
             b_q_odd = b_q
-            q_factor = tl.full([M], 1.0, tl.float32)
+            row_scale = tl.full([M], 1.0, tl.float32) * scale_log2
             if HAS_SCALES:
                 b_q_odd = tl.load(
                     q_absorbed + (token * stride_qn + row_head * stride_qh)[:, None] + col_dim[None, :] + 1,
@@ -267,17 +265,20 @@ def decode_kernel(
                     largest = tl.maximum(
                         tl.max(tl.abs(b_q.to(tl.float32)), 1), tl.max(tl.abs(b_q_odd.to(tl.float32)), 1)
                     )
-                    q_factor = tl.where(largest > 0, largest, 1.0)
-                    b_q = (b_q.to(tl.float32) / q_factor[:, None]).to(tl.float16)
-                    b_q_odd = (b_q_odd.to(tl.float32) / q_factor[:, None]).to(tl.float16)
-                q_factor = q_factor * 256.0
+                    # A power of two, so that nothing is rounded; both parts of a score have it, the exponent undoes it.
+                    power = (largest.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
+                    power = tl.where(power > 0, power, 1.0)
+                    b_q = (b_q.to(tl.float32) / power[:, None]).to(tl.float16)
+                    b_q_odd = (b_q_odd.to(tl.float32) / power[:, None]).to(tl.float16)
+                    b_qr = (b_qr.to(tl.float32) / power[:, None]).to(tl.bfloat16)
+                    row_scale = row_scale * power
             last = visible + queries - 1  # positions past it are seen by no row, and may hold anything
             limit = visible + row_query
             table = block_table + sequence.to(tl.int64) * stride_bt
 
             b_max = tl.full([M], float("-inf"), tl.float32)
             b_sum = tl.zeros([M], tl.float32)
-            b_ref = tl.full([M], 1e-30, tl.float32)
+            b_ref = tl.full([M if GROUPS > 1 else 1], 1e-30, tl.float32)
             b_acc = tl.zeros([M, W], tl.float32)
             b_odd = tl.zeros([M, W if HAS_SCALES else 1], tl.float32)
             # Tiles that every row sees in full need no mask, which is a third of the instructions of the loop.
@@ -285,22 +286,22 @@ def decode_kernel(
             for i in tl.range(tile, full, num_stages=STAGES):
                 b_acc, b_odd, b_max, b_sum, b_ref = read_tile(
                     b_acc, b_odd, b_max, b_sum, b_ref, b_q, b_q_odd, b_qr, i, values, k_rope, value_scales, table, last,
-                    limit, row_group, row_real, col_offset, col_real, q_factor, head_block, stride_vp, stride_kp,
-                    stride_sp, scale_log2,
+                    limit, row_group, row_real, col_offset, col_real, head_block, stride_vp, stride_kp,
+                    stride_sp, row_scale,
                     stride_vt, stride_kt, stride_st, stride_sg, D_R, BLOCK_R, PAGE, TILE, UNIT_V, UNIT_K, HAS_SCALES,
                     PRECISION, WIDEN, False, WHOLE_COLUMNS, GROUPS, ASM)  # fmt: skip
             for i in tl.range(full, tile_end, num_stages=1):
                 b_acc, b_odd, b_max, b_sum, b_ref = read_tile(
                     b_acc, b_odd, b_max, b_sum, b_ref, b_q, b_q_odd, b_qr, i, values, k_rope, value_scales, table, last,
-                    limit, row_group, row_real, col_offset, col_real, q_factor, head_block, stride_vp, stride_kp,
-                    stride_sp, scale_log2,
+                    limit, row_group, row_real, col_offset, col_real, head_block, stride_vp, stride_kp,
+                    stride_sp, row_scale,
                     stride_vt, stride_kt, stride_st, stride_sg, D_R, BLOCK_R, PAGE, TILE, UNIT_V, UNIT_K, HAS_SCALES,
                     PRECISION, WIDEN, True, WHOLE_COLUMNS, GROUPS, ASM)  # fmt: skip
 
             divisor = tl.where(b_sum == 0.0, 1.0, b_sum)  # a row that sees nothing
             b_norm = 1.0 / divisor
             if HAS_SCALES:
-                b_norm = b_norm * b_ref * 256.0
+                b_norm = b_norm * b_ref
             b_out = b_acc * b_norm[:, None]
             b_odd = b_odd * b_norm[:, None]
             b_lse = (b_max + tl.log2(divisor)) * 0.6931471805599453
