@@ -19,9 +19,9 @@ from gva import GvaConfig, GvaForCausalLM, PagedGenerator, cost
 from gva.ops import flash
 
 
-def filled(model, batch: int, context: int, steps: int, arguments: argparse.Namespace) -> PagedGenerator:
+def filled(model, batch: int, context: int, steps: int, page: int, compile: bool) -> PagedGenerator:
     """A generator whose sequences all hold `context` tokens of noise."""
-    generator = PagedGenerator(model, batch, context + steps, page=arguments.page, compile=not arguments.eager)
+    generator = PagedGenerator(model, batch, context + steps, page=page, compile=compile)
     for pool in generator.cache.pools:
         pool.normal_()
     generator.cache.reserve([context + steps] * batch)
@@ -37,7 +37,7 @@ def measure(variant: str, batch: int, context: int, arguments: argparse.Namespac
     model = GvaForCausalLM(config).to(device=device, dtype=getattr(torch, arguments.dtype)).eval()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    generator = filled(model, batch, context, steps + 3, arguments)
+    generator = filled(model, batch, context, steps + 3, arguments.page, not arguments.eager)
     times = []
     for number in range(steps + 3):  # the first three warm up and capture
         wait(device)
@@ -79,7 +79,7 @@ def largest_batch(variant: str, context: int, arguments: argparse.Namespace) -> 
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         try:
-            generator = filled(model, batch, context - 2, 2, arguments)
+            generator = filled(model, batch, context - 2, 2, arguments.page, compile=False)
             generator.step()
             generator.step()
             wait(device)

@@ -26,10 +26,13 @@ from gva.train.parallel import arithmetic, process_group
 from gva.train.recipe import build
 
 
-def random_data(folder: Path, vocabulary: int, tokens: int) -> TokenDataset:
-    """Uniform tokens: speed does not depend on what they say."""
-    drawn = np.random.default_rng(0).integers(0, vocabulary, tokens, dtype=np.uint16)
-    shard = write_shard(folder, "train-00000", [drawn], tokens, {})
+def random_data(folder: Path, vocabulary: int, tokens: int, mean_document: int) -> TokenDataset:
+    """Uniform tokens in documents of geometric lengths: speed does not depend on what they say."""
+    generator = np.random.default_rng(0)
+    drawn = generator.integers(0, vocabulary, tokens, dtype=np.uint16)
+    ends = np.cumsum(generator.geometric(1 / mean_document, 2 * tokens // mean_document + 10))
+    documents = [part for part in np.split(drawn, ends[ends < tokens]) if len(part)]
+    shard = write_shard(folder, "train-00000", documents, tokens, {})
     index = {"format": FORMAT, "vocab_size": vocabulary, "splits": {"train": [asdict(shard)]}}
     write_atomically(folder / "index.json", json.dumps(index))
     return TokenDataset(folder)
@@ -74,9 +77,10 @@ def kernel_times(step, device: torch.device, rows: int = 25) -> str:
 
 def measure(variant: str, arguments: argparse.Namespace, folder: Path) -> dict:
     overrides = {"length": arguments.length, "global_batch": arguments.batch, "micro_batch": arguments.batch}
-    overrides |= {"steps": 10_000, "compile": not arguments.eager}
+    overrides |= {"steps": 10_000, "compile": not arguments.eager, "document_mask": arguments.document_mask}
     config, recipe = build(arguments.preset, variant, overrides)
-    dataset = random_data(folder, config.vocab_size - 1, 64 * arguments.batch * arguments.length + 1)
+    tokens = 64 * arguments.batch * arguments.length + 1
+    dataset = random_data(folder, config.vocab_size - 1, tokens, arguments.mean_document)
     torch._dynamo.reset()
     with process_group(arguments.device) as ranks:
         run = loop._build(config, recipe, dataset, ranks)
@@ -135,6 +139,7 @@ def measure(variant: str, arguments: argparse.Namespace, folder: Path) -> dict:
         "floor_ms": 1e3 * targets * flops / peak,
         "memory_gib": memory,
         "first_step_s": compiled,
+        **({"mean_document": arguments.mean_document} if arguments.document_mask else {}),
         **{key: value for key, value in environment(arguments.commit).items() if key in ("gpu", "torch", "commit")},
     }
 
@@ -146,6 +151,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16, help="sequences per step")
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--document-mask", action="store_true", help="no attention across packed documents")
+    parser.add_argument("--mean-document", type=int, default=700, help="tokens per document")
     parser.add_argument("--device")
     parser.add_argument("--eager", action="store_true", help="no torch.compile")
     parser.add_argument("--profile", action="store_true", help="print where the device spends a bare step")

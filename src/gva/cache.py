@@ -140,9 +140,10 @@ class PagedCache:
         if self.config.positional == "decoupled":
             scales = pools[2] if self.fp8 else None
             ops.append(rows[0], rows[1], pools[0], pools[1], slots, value_scales=scales)
-            return
-        for pool, new in zip(pools, rows, strict=True):
-            pool.flatten(0, 1)[slots.clamp(min=0)] = new.to(pool.dtype)
+        elif len(pools) == 2:  # whole values where a decoupled attention has its slice: one launch writes both
+            ops.append(rows[0], rows[1].flatten(1), pools[0], pools[1].flatten(2), slots)
+        else:
+            pools[0].flatten(0, 1)[slots.clamp(min=0)] = rows[0].to(pools[0].dtype)
 
     def gather(
         self, pools: list[Tensor], sequences: Tensor | None = None, first: int = 0, last: int | None = None

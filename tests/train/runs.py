@@ -16,8 +16,10 @@ SIZE = [
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
 
 
-def command(data: Path, out: Path, *words: str, variant: str = "gva-drope-16") -> list[str]:
-    arguments = ["--preset", "demo", "--variant", variant, "--data", str(data), "--out", str(out), "--device", "cpu"]
+def command(
+    data: Path, out: Path, *words: str, variant: str = "gva-drope-16", device: str = "cpu", preset: str = "demo"
+) -> list[str]:
+    arguments = ["--preset", preset, "--variant", variant, "--data", str(data), "--out", str(out), "--device", device]
     return [sys.executable, "-m", "gva.cli", "train", *arguments, *words, *SIZE]
 
 

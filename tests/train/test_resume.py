@@ -53,6 +53,22 @@ def test_kills_at_random_moments_change_nothing(tmp_path, data, ranks, parallel)
     assert not list(folder.glob("*.unfinished"))
 
 
+@pytest.mark.gpu
+def test_killed_on_a_gpu_it_goes_on_at_the_same_step_data_and_rate(tmp_path, data):
+    """Compiled, in bf16: arithmetic may differ in the last bits, the course of the run may not."""
+    whole, torn = tmp_path / "whole", tmp_path / "torn"
+    words = ["--steps", "60", "checkpoint_every=10", "precision=bf16", "compile=true", "document_mask=true"]
+    finish(command(data, whole, *words, device="cuda"))
+    run = command(data, torn, *words, device="cuda")
+    assert kill_when(run, lambda: any((torn / "checkpoints").glob("step-00000020")))
+    finish(run)
+    ours, theirs = losses(torn), losses(whole)
+    assert [(step, rate) for step, _, _, rate in ours] == [(step, rate) for step, _, _, rate in theirs]
+    assert [loss for _, loss, _, _ in ours] == pytest.approx([loss for _, loss, _, _ in theirs], rel=2e-3)
+    tokens = [[line["tokens"] for line in read_metrics(folder, "step")] for folder in (torn, whole)]
+    assert tokens[0] == tokens[1]
+
+
 def test_a_run_goes_on_with_other_ranks(tmp_path, data):
     """One process, two repeated, two sharded, one again: each reads what the one before wrote."""
     whole, moved = tmp_path / "whole", tmp_path / "moved"

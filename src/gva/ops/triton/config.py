@@ -93,7 +93,7 @@ def choose(
     elif height <= 32 and width <= 128:
         tile, warps, stages, per_sm = 64, 2, 5, 3
     elif width <= 128:
-        tile, warps, stages, per_sm = 64, 4, 5, 2
+        tile, warps, stages, per_sm = 64, 4, 5, 3 if width <= 64 else 2
     else:
         tile, warps, stages, per_sm = (32 if width <= 256 else 16), 4 if height < 64 else 8, 5, 1
     return Config(tile, groups, rows, queries, warps, stages, per_sm, burst or per_sm)

@@ -66,8 +66,8 @@ def dot(a, b, acc, PRECISION: tl.constexpr, WIDEN: tl.constexpr):
 def unpack_e4m3(pairs, dtype: tl.constexpr, ASM: tl.constexpr):
     """[n, m] int16, two e4m3 each, as two [n, m] of `dtype`: the low ones and the high ones.
 
-    The assembly takes the two int16 of a register: the hardware widens a pair at once, and bytes are then moved so that
-    neighbours in the tensor are neighbours in a register. The plain form, which moves bits, is for Triton's interpreter.
+    The assembly takes the two int16 of a register: the hardware widens a pair at once, then halves are swapped so that
+    neighbours in the tensor are neighbours in a register. The plain form moves bits, for Triton's interpreter.
     """
     if ASM:
         even, odd = tl.inline_asm_elementwise(
