@@ -47,6 +47,7 @@ def test_shapes_that_do_not_fit_are_told():
         ops.expand(values, k_rope, maps[:3])
 
 
+@pytest.mark.compiles
 def test_it_traces():
     case = draw(1, 4, 2, 2, 32, 16, 16, torch.float32)
     compiled = torch.compile(lambda *args: ops.expand(*args, impl="reference"), fullgraph=True, backend="aot_eager")

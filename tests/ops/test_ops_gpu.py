@@ -71,6 +71,7 @@ def test_captured_at_one_set_of_lengths_replayed_at_another():
         assert torch.equal(out, unplanned)
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize("planned", [False, True], ids=["alone", "planned"])
 def test_compiles_as_one_graph(planned):
     case = make_case([300, 20], page=64, device="cuda")
