@@ -1,7 +1,8 @@
 """The paper's two figures of attention heat maps, from their definition.
 
 Ten positions, no mask: entry (i, j) is how much query i attends to key j, softmax_j(q_i k_j / sqrt(d_h)), with
-coordinates q ~ N(0, sigma_Q^2) and k ~ N(0, sigma_K^2). Every panel has the same draw, scaled: what differs is the scale.
+coordinates q ~ N(0, sigma_Q^2) and k ~ N(0, sigma_K^2). Every panel has the same draw: only its scale differs. The
+paper gives no numbers for "too small" and "too large"; 0.02 and 8 are ours, and so is d_h = 64.
 """
 
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 POSITIONS, HEAD, SEED = 10, 64, 0
-CELL, GAP, LEFT, TOP = 19, 58, 34, 46
+CELL, GAP, LEFT, TOP = 19, 72, 34, 46
 # Viridis, at nine points: even steps in lightness, readable without colour vision and in both themes.
 COLORS = ("440154", "472d7b", "3b528b", "2c728e", "21918c", "28ae80", "5ec962", "addc30", "fde725")
 
@@ -64,7 +65,8 @@ def figure(name: str) -> str:
         f'aria-label="{TITLES[name]}"><style>.heat text{{font:12px system-ui,sans-serif;fill:#3a4452}}'
         ".heat .strong{font-weight:600;font-size:13px}"
         "@media(prefers-color-scheme:dark){.heat text{fill:#d5dce6}}</style>"
-        f'<g class="heat"><text transform="translate(12 {TOP + size / 2}) rotate(-90)" text-anchor="middle">query</text>'
+        '<g class="heat">'
+        f'<text transform="translate(12 {TOP + size / 2}) rotate(-90)" text-anchor="middle">query</text>'
         f"{body}</g></svg>\n"
     )
 
@@ -87,8 +89,9 @@ def _panel(panel: Panel, x: float) -> str:
             parts.append(f'<rect {place} fill="{color((value - low) / (high - low))}">{told}</rect>')
     parts.append(f'<text x="{middle}" y="{TOP + size + 17}" text-anchor="middle">key</text>')
     sharpest = values.max(1).mean()
-    said = f'<text x="{middle}" y="{TOP + size + 36}" text-anchor="middle">largest weight of a row: {sharpest:.2f}</text>'
-    return "".join(parts) + said + _bar(x + size + 6, low, high, size)
+    said = f"largest weight of a row: {sharpest:.2f}"
+    parts.append(f'<text x="{middle}" y="{TOP + size + 36}" text-anchor="middle">{said}</text>')
+    return "".join(parts) + _bar(x + size + 6, low, high, size)
 
 
 def _bar(x: float, low: float, high: float, size: int) -> str:
@@ -100,7 +103,7 @@ def _bar(x: float, low: float, high: float, size: int) -> str:
         f'fill="{color(i / (steps - 1))}"/>'
         for i in range(steps)
     )
-    digits = 2 if high - low > 0.02 else 4
+    digits = next(n for n in (2, 4, 6, 9) if high - low > 10.0 ** (1 - n) or n == 9)
     return (
         f'{cells}<text x="{x + 10}" y="{TOP + 9}">{high:.{digits}f}</text>'
         f'<text x="{x + 10}" y="{TOP + size}">{low:.{digits}f}</text>'

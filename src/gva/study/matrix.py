@@ -133,14 +133,13 @@ def choose(matrix: Matrix, only: Iterable[str] = (), shard: str | None = None) -
     return runs
 
 
-def write_row(folder: Path, matrix: Matrix, row: Row) -> None:
-    """Leave beside the runs of a row what they are, so that a report can be made of the folders alone."""
+def write_row(folder: Path, matrix: Matrix, row: Row, data: str = "") -> None:
+    """Leave beside the runs of a row what they are, so that a report can be made of the folders alone; `data` names
+    what they were trained on."""
     folder.mkdir(parents=True, exist_ok=True)
     record = {"name": row.name, "variant": row.variant, "of": row.of or row.name, "order": matrix.rows.index(row)}
-    record |= {"preset": matrix.preset, "overrides": row.overrides}
+    record |= {"preset": matrix.preset, "data": data, "overrides": row.overrides}
     write_atomically(folder / ROW, json.dumps(record, indent=2))
-        folder / ROW, json.dumps({**record, "preset": matrix.preset, "overrides": row.overrides}, indent=2)
-    )
 
 
 def _checked(matrix: Matrix) -> Matrix:

@@ -37,6 +37,7 @@ class Run:
     row: str
     of: str  # the row that a sweep's row is a learning rate of; else the row itself
     order: int  # where the row stood in its matrix
+    data: str  # a name for what it was trained on, where known
     folder: Path
     identity: dict[str, dict[str, Any]]
     versions: dict[str, str]
@@ -131,6 +132,7 @@ class Results:
     rates: list[Rate] = field(default_factory=list)
     unfinished: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # what a reader must know before comparing
+    data: str = ""  # what the runs were trained on, where known
 
     def row(self, name: str) -> ComparedRow:
         return next(row for row in self.rows if row.name == name)
@@ -191,7 +193,7 @@ def load(folders: Iterable[Path], baseline: str | None = None) -> Results:
         raise ValueError(f"baseline={baseline!r}: no finished run of it, only of {names}")
     chosen = baseline or ("gqa" if "gqa" in names else names[0])
     missing = sorted(f"{row}:{seed}" for row, seed in unfinished - runs.keys())
-    results = Results(rows, chosen, rates, missing, notes)
+    results = Results(rows, chosen, rates, missing, notes, next((run.data for run in found if run.data), ""))
     results.notes += _visible_differences(results)
     return results
 
@@ -203,8 +205,8 @@ def _read_runs(folder: Path) -> Iterator[Run]:
         own = out.parent / ROW
         row = json.loads(own.read_text()) if own.is_file() else {}
         name = row.get("name", out.parent.name if out.name.startswith("seed-") else out.name)
-        of, order, versions = row.get("of", name), row.get("order", len(VARIANTS)), content.get("versions", {})
-        yield Run(name, of, order, out, content["identity"], versions, read_metrics(out))
+        of, order, data = row.get("of", name), row.get("order", len(VARIANTS)), row.get("data", "")
+        yield Run(name, of, order, data, out, content["identity"], content.get("versions", {}), read_metrics(out))
 
 
 def _refuse_twice(a: Run, b: Run) -> None:

@@ -59,7 +59,10 @@ class Runner:
     ) -> None:
         self.matrix, self.data, self.out = matrix, data, out
         self.device, self.weights, self.ranks, self.progress = device, weights, ranks, progress
-        self.vocab_size = TokenDataset(data).vocab_size
+        index = TokenDataset(data).index
+        self.vocab_size = index["vocab_size"]
+        came_from = index.get("provenance", {})
+        self.data_name = came_from.get("dataset") or ", ".join(came_from.get("inputs", [])[:4])
         self.outcome = Outcome()
         self._child: subprocess.Popen | None = None
 
@@ -85,7 +88,7 @@ class Runner:
 
     def _run_row(self, group: list[tuple[Row, int]], progress: "Progress") -> None:
         row, seeds = group[0][0], [seed for _, seed in group]
-        write_row(self.out / "runs" / row.name, self.matrix, row)
+        write_row(self.out / "runs" / row.name, self.matrix, row, self.data_name)
         while seeds and not self.outcome.stopped:
             batch = seeds[:1] if self.ranks > 1 else seeds  # a torchrun group lives for one run
             code = self._run_child(row, batch, progress)
