@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-BROWSER = next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None)
-OPTIONS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--hide-scrollbars", "--disable-dev-shm-usage"]
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+OPTIONS = "--headless --no-sandbox --disable-gpu --no-first-run --hide-scrollbars --disable-dev-shm-usage"
 
 
 class Page:
@@ -20,7 +20,7 @@ class Page:
         theirs, ours = os.pipe(), os.pipe()  # commands to fd 3 of the browser, answers from its fd 4
         for descriptor in (theirs[0], ours[1]):
             os.set_inheritable(descriptor, True)
-        shell = f"exec {BROWSER} {' '.join(OPTIONS)} --user-data-dir={profile} --window-size={width},{height} "
+        shell = f"exec {BROWSER} {OPTIONS} --user-data-dir={profile} --window-size={width},{height} "
         shell += f"--remote-debugging-pipe about:blank 3<&{theirs[0]} 4>&{ours[1]}"
         self._process = subprocess.Popen(
             ["bash", "-c", shell], close_fds=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

@@ -15,18 +15,20 @@
   }
 
   /** The look that all plots share. */
-  function layoutOf(figure, colors, narrow) {
+  function layoutOf(figure, colors) {
     const { zero, zero_x: zeroX, level, ...own } = figure.layout;
     const axis = {
       gridcolor: colors.line, zeroline: false, linecolor: colors.axis, ticks: "", automargin: true,
       tickfont: { color: colors.soft, size: 12 }, title: { font: { color: colors.soft, size: 13 }, standoff: 10 },
     };
     const line = (extra) => ({ type: "line", line: { color: colors.soft, width: 1.2, dash: "dot" }, ...extra });
-    const said = (extra) => ({ showarrow: false, font: { color: colors.soft, size: 12 }, ...extra });
     const shapes = [], annotations = [];
-    if (zero) shapes.push(line({ xref: "paper", x0: 0, x1: 1, y0: 0, y1: 0 })), annotations.push(said({ xref: "paper", x: 0, xanchor: "left", y: 0, yanchor: "bottom", text: zero }));
-    if (zeroX) shapes.push(line({ yref: "paper", y0: 0, y1: 1, x0: 0, x1: 0 })), annotations.push(said({ yref: "paper", y: 1, yanchor: "bottom", x: 0, text: zeroX }));
-    if (level) shapes.push(line({ xref: "paper", x0: 0, x1: 1, y0: level.y, y1: level.y })), annotations.push(said({ xref: "paper", x: 0, xanchor: "left", y: level.y, yanchor: "bottom", text: level.text }));
+    if (zero) shapes.push(line({ xref: "paper", x0: 0, x1: 1, y0: 0, y1: 0 }));
+    if (level) shapes.push(line({ xref: "paper", x0: 0, x1: 1, y0: level.y, y1: level.y }));
+    if (zeroX) {
+      shapes.push(line({ yref: "paper", y0: 0, y1: 1, x0: 0, x1: 0 }));
+      annotations.push({ showarrow: false, font: { color: colors.soft, size: 12 }, yref: "paper", y: 1, yanchor: "bottom", x: 0, text: zeroX });
+    }
     return {
       font: { family: getComputedStyle(document.body).fontFamily, size: 13, color: colors.ink },
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false, hovermode: "x unified",
@@ -38,39 +40,52 @@
     };
   }
 
-  /** Names at the right end of their lines, pushed apart where they would overlap. */
-  function labels(div, figure, colors) {
-    const { xaxis, yaxis } = div._fullLayout;
+  /** Where names stand: lines are named in the right margin, points beside themselves. */
+  function named(div, figure, colors) {
+    const { xaxis, yaxis } = div._fullLayout, { zero, level } = figure.layout;
     const inside = (value, axis) => { const p = axis.d2p(value); return p >= -1 && p <= axis._length + 1; };
     const found = [];
-    for (const trace of figure.data) {
-      if (!trace.meta?.label || hidden.has(trace.meta.row)) continue;
-      const last = trace.x.findLastIndex((x, i) => inside(x, xaxis) && inside(trace.y[i], yaxis));
-      if (last >= 0) found.push({ text: trace.meta.label, x: trace.x[last], y: trace.y[last], at: yaxis.d2p(trace.y[last]), color: colors[`row:${trace.meta.row}`] });
+    const add = (text, x, y, color, right) => found.push({ text, color, right, x, at: yaxis.d2p(y) });
+    for (const { x, y, mode, meta } of figure.data) {
+      if (!meta?.label || hidden.has(meta.row)) continue;
+      const last = x.findLastIndex((value, i) => inside(value, xaxis) && inside(y[i], yaxis));
+      if (last < 0) continue;
+      const lines = mode.startsWith("lines");
+      add(meta.label, lines ? 1 : xaxis.d2p(x[last]) / xaxis._length, y[last], colors[`row:${meta.row}`], lines || meta.side !== "left");
     }
-    found.sort((a, b) => a.at - b.at);
-    const pitch = 16, place = found.map((item) => item.at);
-    for (let i = 1; i < place.length; i++) place[i] = Math.max(place[i], place[i - 1] + pitch);
-    const over = Math.max(0, place.at(-1) - yaxis._length);
-    for (let i = place.length - 1, limit = Infinity; i >= 0; i--) { place[i] = Math.min(place[i] - (over && i === place.length - 1 ? over : 0), limit); limit = place[i] - pitch; }
-    const linear = (value, axis) => (axis.type === "log" ? Math.log10(value) : value);
-    return found.map((item, i) => ({
-      text: item.text, x: linear(item.x, xaxis), y: item.y, xanchor: "left", xshift: 9, yshift: item.at - place[i], yanchor: "middle",
-      showarrow: false, font: { color: item.color, size: 12.5 },
+    if (zero && inside(0, yaxis)) add(zero, 1, 0, colors.soft, true);
+    if (level && inside(level.y, yaxis)) add(level.text, 1, level.y, colors.soft, true);
+    return found;
+  }
+
+  /** Names as annotations, pushed apart where they would overlap. */
+  function labels(div, figure, colors) {
+    const found = named(div, figure, colors), length = div._fullLayout.yaxis._length, pitch = 16;
+    for (const side of [true, false]) {
+      const group = found.filter((item) => item.right === side).sort((a, b) => a.at - b.at);
+      group.forEach((item, i) => { item.place = i ? Math.max(item.at, group[i - 1].place + pitch) : item.at; });
+      group.reduceRight((limit, item) => (item.place = Math.min(item.place, limit)) - pitch, length - 6);
+    }
+    return found.map(({ text, color, right, x, place }) => ({
+      text, xref: "paper", yref: "paper", x, y: 1 - place / length, xanchor: right ? "left" : "right", xshift: right ? 9 : -9,
+      yanchor: "middle", showarrow: false, font: { color, size: 12.5 },
     }));
   }
 
   async function draw(card) {
     const { figure, height, views } = plots[card.dataset.plot];
     const div = card.querySelector(".plot"), colors = palette[theme()], narrow = card.clientWidth < 430;
-    const layout = { ...layoutOf(figure, colors, narrow), height };
-    const named = !narrow && figure.data.some((trace) => trace.meta?.label);
-    if (named) layout.margin.r = 18 + 7.2 * Math.max(...figure.data.map((trace) => (trace.meta?.label || "").length));
+    const layout = { ...layoutOf(figure, colors), height };
+    const told = figure.data.filter((trace) => trace.meta?.label);
+    const beside = told.filter((trace) => trace.mode.startsWith("lines")).map((trace) => trace.meta.label);
+    if (figure.layout.level) beside.push(figure.layout.level.text);
+    const naming = !narrow && (told.length > 0 || beside.length > 0);
+    if (naming) layout.margin.r += 7.2 * Math.max(0, ...beside.map((text) => text.length));
     const view = Number(card.querySelector("[data-view][aria-pressed=true]")?.dataset.view ?? 0);
     if (views.length) layout.yaxis = { ...layout.yaxis, range: views[view] ?? undefined, autorange: !views[view] };
     const data = painted(figure.data.filter((trace) => !hidden.has(trace.meta?.row)), colors);
     await Plotly.react(div, data, layout, { responsive: true, displaylogo: false, displayModeBar: false, doubleClick: "reset+autosize" });
-    if (named) await Plotly.relayout(div, { annotations: [...layout.annotations, ...labels(div, figure, colors)] });
+    if (naming) await Plotly.relayout(div, { annotations: [...layout.annotations, ...labels(div, figure, colors)] });
   }
 
   const cards = [...document.querySelectorAll("[data-plot]")];

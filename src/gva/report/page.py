@@ -92,6 +92,7 @@ def _sections(results: Results, decode_csv: Path | None) -> list[Section]:
     def add(title: str, text: str, *content: Plot | str | None) -> None:
         shown = [item for item in content if item is not None]
         if shown:
+            _level(shown)
             found.append((title, text, shown))
 
     caption = "The same data in the same order for every row under one seed."
@@ -127,6 +128,21 @@ def _section(title: str, text: str, content: list[Plot | str]) -> str:
     body = "".join(_plot(item) if isinstance(item, Plot) else _card(item) for item in content)
     name = title.lower().replace(" ", "-")
     return f'<section id="{escape(name)}"><h2>{escape(title)}</h2>{said}<div class="grid">{body}</div></section>'
+
+
+def _level(content: list[Plot | str]) -> None:
+    """Half-wide plots that stand side by side are equally high; one left alone takes the whole width."""
+    beside: list[Plot] = []
+    for item in [*content, ""]:
+        if isinstance(item, Plot) and not item.wide:
+            beside.append(item)
+            if len(beside) == 2:
+                beside[0].height = beside[1].height = max(plot.height for plot in beside)
+                beside = []
+            continue
+        for plot in beside:
+            plot.wide = True
+        beside = []
 
 
 def _card(html: str) -> str:
@@ -182,7 +198,8 @@ def _header(results: Results) -> str:
     banner = f'<p class="banner"><b>{escape(first)}{":" if rest else ""}</b> {escape(rest)}</p>' if caution else ""
     notes = "".join(f'<p class="banner quiet">{escape(note)}</p>' for note in results.notes)
     return (
-        f"<h1>{escape(_title(results))}</h1><p class=subtitle>{escape(_subtitle(results))}</p>"
+        f"<p class=kicker>Grouped Value Attention</p><h1>{escape(_title(results))}</h1>"
+        f"<p class=subtitle>{escape(_subtitle(results))}</p>"
         f"{banner}{notes}<div class=numbers>{_key_numbers(results)}</div>{_told(results)}"
     )
 
@@ -204,7 +221,8 @@ def _key_numbers(results: Results) -> str:
         if change is not None:
             shown = tables.difference(change, digits, factor)
             mean, _, interval = shown.partition(" [")
-            said = f"95% interval [{interval}" if interval else tables.verdict(change)
+            said = tables.verdict(change)
+            said = f"95% interval [{interval}: {said}" if interval else said
             cells.append((mean, f"{unit}, {name} against {base}", said))
     cells.append((f"{tables.signed(100 * size, 1)}%", f"parameters, {name} against {base}", "counted"))
     return "".join(
@@ -282,7 +300,7 @@ def _bars(results: Results) -> str:
 
     cache = group("Cache bytes per token", size, lambda value: f"{value:,}")
     weights = group("Parameters without embeddings", tables.parameters_without_embeddings, _amount)
-    return f'<figure class="card bars">{cache}{weights}</figure>'
+    return f'<figure class="card bars">{cache}</figure><figure class="card bars">{weights}</figure>'
 
 
 def _provenance(results: Results) -> str:

@@ -183,11 +183,13 @@ def pareto(results: Results) -> Plot:
             }
         )  # fmt: skip
     sizes = [trace["x"][0] for trace in traces]
+    for trace in traces:  # names stand beside their points, those of the smallest cache to the left
+        trace["meta"]["side"] = "left" if trace["x"][0] == min(sizes) else "right"
     layout = _axes("cache bytes per token, all layers, bfloat16", "validation loss (nats per token)")
-    layout["xaxis"]["range"] = [0, 1.12 * max(sizes)]
+    layout["xaxis"]["range"] = [0, 1.15 * max(sizes)]
     layout["hovermode"] = "closest"
     caption = "Towards the lower left: less cache at less loss. Small circles are seeds."
-    return Plot("pareto", "Loss against cache", caption, {"data": traces, "layout": layout}, 400)
+    return Plot("pareto", "Loss against cache", caption, {"data": traces, "layout": layout}, 420, True)
 
 
 def rates(results: Results) -> Plot | None:
@@ -264,35 +266,29 @@ def decode_speed(path: Path) -> Plot:
         raise ValueError(f"{path}: no column {', '.join(missing)}; give the file that gva bench decode --csv writes")
     last = [row for row in table if all(row[k] == table[-1][k] for k in ("gpu", "date", "commit"))]
     plain = [row for row in last if row.get("ragged") != "True" and row.get("S", "1") == "1"]
-    series: dict[str, list[dict[str, str]]] = {}
+    series: dict[tuple[str, str], list[dict[str, str]]] = {}
     for row in plain:
-        series.setdefault(f"H={row['H']} G={row['G']} d_h={row['d_h']} d_r={row['d_r']} {row['values']}", []).append(
-            row
-        )
+        series.setdefault((row["values"], row["d_h"]), []).append(row)
     traces = []
-    for number, (name, rows) in enumerate(series.items()):
-        rows = sorted(rows, key=lambda row: int(row["bytes"]))
+    for (values, width), rows in sorted(series.items()):
+        shapes = [f"B={r['B']} T={r['T']} H={r['H']} G={r['G']} d_r={r['d_r']}" for r in rows]
         traces.append(
             {
-                "type": "scatter", "mode": "markers", "name": name, "x": [int(row["bytes"]) / 2**20 for row in rows],
-                "y": [float(row["speedup"]) for row in rows], "text": [f"B={row['B']} T={row['T']}" for row in rows],
-                "hovertemplate": "%{text}: %{y:.2f}x<extra>" + name + "</extra>",
-                "marker": {"size": 10, "symbol": ("circle", "diamond", "square", "x", "cross", "star")[number % 6],
-                           "color": "@accent" if number % 2 == 0 else "@soft"},
-                "meta": {"row": None},
+                "type": "scatter", "mode": "markers", "name": f"{values}, d_h={width}", "text": shapes,
+                "x": [int(row["bytes"]) / 2**20 for row in rows], "y": [float(row["speedup"]) for row in rows],
+                "hovertemplate": "%{text}<br>%{y:.2f}x<extra></extra>", "meta": {"row": None},
+                "marker": {"size": 10, "symbol": "circle" if width == "64" else "diamond", "opacity": 0.85,
+                           "color": "@accent" if values == "bf16" else "@second"},
             }
         )  # fmt: skip
-    layout = _axes(
-        "cache read per step (MiB)", "speed-up over GQA with FlashAttention-3", level={"y": 1, "text": "GQA"}
-    )
+    layout = _axes("cache read per step (MiB)", "speed-up", level={"y": 1, "text": "GQA"})
     layout["xaxis"] |= {"type": "log", "tickformat": "~g"}
-    layout["showlegend"] = True
-    layout["hovermode"] = "closest"
+    layout |= {"showlegend": True, "hovermode": "closest"}
     ratio = max(float(row["byte_ratio"]) for row in plain)
-    caption = (
-        f"{plain[-1]['gpu']}, {plain[-1]['date']}: one decode step of attention. The bytes saved allow {ratio:.2f}x."
-    )
-    return Plot("decode", "Decode speed", caption, {"data": traces, "layout": layout}, 400, True)
+    where = f"{plain[-1]['gpu']}, {plain[-1]['date']}"
+    caption = f"{where}: the attention of one decode step. The bytes saved allow up to {ratio:.2f}x."
+    title = "GVA's kernel against FlashAttention-3 on GQA's cache"
+    return Plot("decode", title, caption, {"data": traces, "layout": layout}, 400, True)
 
 
 def shared_kv(results: Results) -> Plot | None:

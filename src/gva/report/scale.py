@@ -103,7 +103,7 @@ def _bar(x: float, low: float, high: float, size: int) -> str:
         f'fill="{color(i / (steps - 1))}"/>'
         for i in range(steps)
     )
-    digits = next(n for n in (2, 4, 6, 9) if high - low > 10.0 ** (1 - n) or n == 9)
+    digits = next(n for n in (2, 4, 5) if high - low > 10.0 ** (1 - n) or n == 5)
     return (
         f'{cells}<text x="{x + 10}" y="{TOP + 9}">{high:.{digits}f}</text>'
         f'<text x="{x + 10}" y="{TOP + size}">{low:.{digits}f}</text>'

@@ -46,11 +46,11 @@ STYLES = {
 THEMES = {
     "light": {
         "ink": "#1f2733", "soft": "#5d6876", "line": "#e3e7ec", "axis": "#c3cad3", "card": "#ffffff", "page": "#f6f7f9",
-        "accent": "#0061a8",
+        "accent": "#0061a8", "second": "#c28400",
     },
     "dark": {
         "ink": "#e8edf4", "soft": "#9ba7b7", "line": "#2a323d", "axis": "#465161", "card": "#171c23", "page": "#0f1318",
-        "accent": "#58a9f0",
+        "accent": "#58a9f0", "second": "#f0b83c",
     },
 }  # fmt: skip
 

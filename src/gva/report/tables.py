@@ -118,24 +118,23 @@ def accuracy_table(results: Results) -> Table | None:
     tasks = results.tasks()
     if not tasks:
         return None
-    header = ["", *[TASKS.get(task, task) for task in tasks], "Avg.", f"Avg. against {label(results.baseline)}"]
+    header = ["", *[TASKS.get(task, task) for task in tasks], "Avg.", f"against {label(results.baseline)}", "at 95%"]
     rows: list[tuple[str, bool, list[str]]] = []
     for row in results.rows:
         found = [row.measure(lambda run, task=task: _score(run, task)) for task in tasks]  # type: ignore[misc]
         average, change = row.measure(results.average), results.against_baseline(row, results.average)
         cells = [spread(e, 2, 100) if e else "" for e in [*found, average]]
-        told = f"{difference(change, 2, 100)}, {verdict(change)}" if change else "—"
-        rows.append((row.name, False, [label(row.name), *cells, told]))
+        told = [difference(change, 2, 100), verdict(change)] if change else ["—", "—"]
+        rows.append((row.name, False, [label(row.name), *cells, *told]))
         for run in row.runs if len(row.runs) > 1 else []:
             each = [_score(run, task) for task in tasks] + [results.average(run)]
-            rows.append(
-                (row.name, True, [f"seed {run.seed}", *["" if x is None else f"{100 * x:.2f}" for x in each], ""])
-            )
+            numbers = ["" if x is None else f"{100 * x:.2f}" for x in each]
+            rows.append((row.name, True, [f"seed {run.seed}", *numbers, "", ""]))
     plain = [TASKS.get(task, task) for task in tasks if _plain(results, task)]
     note = (
         "Zero-shot accuracy in percent at the end of training, mean ± standard deviation over seeds; length-normalised"
         + (f" except {', '.join(plain)}" if plain else "")
-        + ". Avg. is the unweighted mean of the tasks. No entry is marked best: the last column tells what can be told."
+        + ". Avg. is the unweighted mean of the tasks. No entry is marked best: the last columns tell what can be told."
     )
     return Table(header, rows, note)
 
