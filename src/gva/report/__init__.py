@@ -32,7 +32,7 @@ def write_report(results: Results, out: Path, decode_csv: Path | None = None) ->
     try:
         html = page(results, decode_csv)
     except ModuleNotFoundError as error:
-        if error.name != "plotly":
+        if (error.name or "").partition(".")[0] != "plotly":
             raise
         print(
             "The page was not written: plotly is missing. Here, or where these folders are copied to: "

@@ -44,7 +44,7 @@ def page(results: Results, decode_csv: Path | None = None) -> str:
         "sections": "\n".join(_section(*section) for section in sections),
         "footer": f"gva {escape(gva.__version__)} · every number of this page: runs.csv, differences.csv, costs.csv, "
         "curves.csv and report.md beside it",
-        "data": json.dumps(data, separators=(",", ":"), allow_nan=False).replace("</", "<\\/"),
+        "data": json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
         "script": _read("page.js"),
         "library": library,
     }

@@ -93,7 +93,8 @@ def loss_gap(results: Results) -> Plot | None:
         return None
     base = label(results.baseline)
     layout = _axes("training step", f"validation loss minus {base}'s (nats)", zero=base)
-    caption = f"Below the line is better than {base} under the same seed; thin lines are seeds."
+    caption = f"Below the line is better than {base} under the same seed."
+    caption += " Thin lines are seeds, the thick one is their mean." if results.fewest_seeds > 1 else ""
     return Plot("gap", f"Distance to {base} while training", caption, {"data": traces, "layout": layout})
 
 
@@ -116,9 +117,11 @@ def forest(
     layout = _axes(f"{unit}, minus {base}'s", "", zero_x=base)
     layout["yaxis"] |= {"categoryorder": "array", "categoryarray": [label(n) for n, _ in found], "automargin": True}
     layout["hovermode"] = "closest"
-    intervals = any(change.interval for _, change in found)
-    caption = "Every small mark is a seed, paired with the same seed of the reference; the large one is their mean"
-    caption += ", the bar its 95% interval." if intervals else ". Fewer than three seeds: no interval."
+    caption = "One seed each: no interval."
+    if any(change.n > 1 for _, change in found):
+        caption = "Every small mark is a seed, paired with the same seed of the reference; the large one is their mean"
+        intervals = any(change.interval for _, change in found)
+        caption += ", the bar its 95% interval." if intervals else ". Fewer than three seeds: no interval."
     return Plot(name, title, caption, {"data": traces, "layout": layout}, max(220, 120 + 38 * len(found)))
 
 
@@ -188,7 +191,8 @@ def pareto(results: Results) -> Plot:
     layout = _axes("cache bytes per token, all layers, bfloat16", "validation loss (nats per token)")
     layout["xaxis"]["range"] = [0, 1.15 * max(sizes)]
     layout["hovermode"] = "closest"
-    caption = "Towards the lower left: less cache at less loss. Small circles are seeds."
+    caption = "Towards the lower left: less cache at less loss."
+    caption += " Small circles are seeds." if any(len(row.runs) > 1 for row in results.rows) else ""
     return Plot("pareto", "Loss against cache", caption, {"data": traces, "layout": layout}, 420, True)
 
 
