@@ -38,10 +38,12 @@ def stretch(run: Run) -> int:
 def events(kind: str, read: Callable[[dict[str, Any]], float | None]) -> Callable[[Run], dict[int, float]]:
     """A reader of one number by step from the lines of a kind."""
 
-    def along(run: Run) -> dict[int, float]:
-        return {line["step"]: value for line in run.of_kind(kind) if (value := read(line)) is not None}
+    def by_step(run: Run) -> dict[int, float]:
+        found = [(line["step"], value) for line in run.of_kind(kind) if (value := read(line)) is not None]
+        every = -(-len(found) // BINS) or 1
+        return dict(reversed(found[::-1][::every]))  # counted from the end, so that the last one is always there
 
-    return along
+    return by_step
 
 
 def task_score(task: str) -> Callable[[Run], dict[int, float]]:
