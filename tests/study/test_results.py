@@ -66,6 +66,7 @@ def test_one_row_trained_in_two_ways_is_refused(tmp_path):
 def test_rows_that_differ_in_more_than_attention_say_so(tmp_path):
     write_run(tmp_path, "gqa", 0, 4.0)
     write_run(tmp_path, "mla", 0, 4.0)
+    write_run(tmp_path, "mha", 0, 4.0)
     write_run(tmp_path, "gqa-one", 0, 4.0, variant="gqa", fields={"num_value_groups": 1, "lr": 0.01}, steps=80)
     (note,) = load([tmp_path]).notes
     assert note.startswith("gqa-one differs from gqa in more than the attention: ")

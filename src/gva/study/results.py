@@ -282,6 +282,8 @@ def _visible_differences(results: Results) -> list[str]:
         told = [f"{k.split('.')[1]} {a} → {b}" for k, (a, b) in changed.items() if not k.startswith(_ROW)]
         told += [f"lr {a:g} → {b:g}" for k, (a, b) in changed.items() if k == "recipe.lr"]
         size = [k for k in changed if k.startswith("model.") and k.split(".")[1] in _SIZE]
+        if {"mha", "mqa"} & {base.config.attention, row.config.attention}:  # their groups are what they are
+            size = [k for k in size if k != "model.num_value_groups"]
         told += [f"{k.split('.')[1]} {changed[k][0]} → {changed[k][1]}" for k in size]
         if told:
             notes.append(f"{row.name} differs from {results.baseline} in more than the attention: {', '.join(told)}.")
