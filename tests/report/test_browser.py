@@ -66,7 +66,8 @@ def test_a_row_is_hidden_everywhere_and_the_whole_run_can_be_seen(opened):
     page.value("document.querySelector('.chip[data-row=shared-kv]').click()")
     page.wait("document.querySelectorAll('[data-plot=pareto] .scatterlayer .trace').length === 4")
     page.wait("document.querySelectorAll('[data-plot=positions] .scatterlayer .trace').length === 4")
-    assert page.value("[...document.querySelectorAll('tr[data-row=shared-kv]')].every((row) => row.hidden)")
+    parts = "[...document.querySelectorAll('tr[data-row=shared-kv], .bar[data-row=shared-kv]')]"
+    assert page.value(f"{parts}.length > 3 && {parts}.every((part) => part.getBoundingClientRect().height === 0)")
     page.value("document.querySelector('.chip[data-row=shared-kv]').click()")
     page.wait("document.querySelectorAll('[data-plot=positions] .scatterlayer .trace').length === 8")
     assert page.value(MARKS) == before

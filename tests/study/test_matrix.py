@@ -30,7 +30,7 @@ steps = 50
 
 
 def test_every_preset_has_a_comparison():
-    assert list(DEFAULTS) == list(RECIPES)
+    assert DEFAULTS.keys() <= RECIPES.keys()
     for preset in RECIPES:
         matrix = simple_matrix(preset)
         assert matrix.rows[0].name == "gqa"

@@ -7,8 +7,10 @@ import time
 
 import pytest
 
+from gva.cli import main
 from gva.study import child
 from gva.study.matrix import Matrix, Row, simple_matrix
+from gva.study.results import load
 from gva.study.runner import Runner, run_folder
 from gva.train.metrics import is_done, read_metrics
 from gva.train.recipe import read_overrides
@@ -61,17 +63,39 @@ def test_changed_settings_are_refused_before_anything_runs(tmp_path, data):
     assert not (tmp_path / "runs" / "mla").exists()
 
 
-def test_a_crash_costs_the_run_that_crashed(tmp_path, data):
-    """The middle seed finds its folder taken by a file; the others of its row and the next row are trained."""
-    study = Matrix("demo", (Row("gqa", "gqa", (0, 1, 2), FIELDS), Row("mla", "mla", (0,), FIELDS)))
-    (tmp_path / "runs" / "gqa").mkdir(parents=True)
-    (tmp_path / "runs" / "gqa" / "seed-1").write_text("in the way")
-    outcome = Runner(study, data, tmp_path, device="cpu").execute(study.runs())
-    assert sorted(outcome.finished) == ["gqa:0", "gqa:2", "mla:0"]
-    assert list(outcome.failed) == ["gqa:1"]
-    assert "seed-1" in outcome.failed["gqa:1"]
-    assert "Error" in outcome.failed["gqa:1"]
-    assert "log.txt" in outcome.failed["gqa:1"]
+MATRIX = """
+preset = "demo"
+seeds = [0]
+
+[[row]]
+variant = "gqa"
+seeds = [0, 1, 2]
+
+[[row]]
+name = "tied"
+variant = "shared-kv"
+"""
+
+
+def test_a_crash_costs_the_run_that_crashed(tmp_path, data, capsys):
+    """The middle seed finds its folder taken by a file; the others of its row and the next row are reported."""
+    (tmp_path / "matrix.toml").write_text(MATRIX)
+    out = tmp_path / "out"
+    (out / "runs" / "gqa").mkdir(parents=True)
+    (out / "runs" / "gqa" / "seed-1").write_text("in the way")
+    words = ["compare", "--matrix", str(tmp_path / "matrix.toml"), "--data", str(data), "--out", str(out)]
+    assert main([*words, "--device", "cpu", "--steps", "8", *SIZE]) == 1
+    said = capsys.readouterr()
+    assert "gqa:1 failed: ended with exit code 1; the whole log: " in said.err
+    assert "FileExistsError" in said.err
+    assert "1 of 4 runs failed; the same command tries them again" in said.err
+    results = load([out])
+    assert {row.name: row.seeds for row in results.rows} == {"gqa": [0, 2], "tied": [0]}
+    assert "tied" in said.out
+    assert (out / "report" / "report.md").is_file()
+    (out / "runs" / "gqa" / "seed-1").unlink()
+    assert main([*words, "--device", "cpu", "--steps", "8", *SIZE, "--only", "gqa:1"]) == 0
+    assert load([out]).row("gqa").seeds == [0, 1, 2]
 
 
 def start(data, out, *words):

@@ -57,8 +57,9 @@ class Matrix:
         return replace(self, rows=rows)
 
 
-# What `gva compare --preset P` runs when nothing else is said. Measurements beyond the loss cost little here.
-DEFAULTS: dict[str, tuple[tuple[str, ...], int, dict[str, Any]]] = {
+# What `gva compare --preset P` runs when nothing else is said: variants, seeds and fields for all rows.
+USUAL: tuple[tuple[str, ...], int, dict[str, Any]] = (PAPER, 3, {})
+DEFAULTS = {
     "demo": (
         ("gqa", "shared-kv", "gva-baseline", "gva-drope-16"),
         1,
@@ -78,7 +79,7 @@ def simple_matrix(
 ) -> Matrix:
     """The matrix of the command line: a row per variant, the same fields in each, a rate of its own if wished."""
     check_choice("preset", preset, RECIPES)
-    usual, count, fields = DEFAULTS[preset]
+    usual, count, fields = DEFAULTS.get(preset, USUAL)
     names = list(usual if variants is None else variants)
     for name in rates or {}:
         check_choice("--lr", name, names)
@@ -101,7 +102,7 @@ def read_matrix(path: Path, overrides: dict[str, Any] | None = None) -> Matrix:
     check(isinstance(listed, list) and bool(listed), "row", listed, f"{path} needs at least one [[row]]")
     preset, seeds, baseline = content.pop("preset", None), content.pop("seeds", None), content.pop("baseline", None)
     check_choice("preset", preset, RECIPES, f"named at the top of {path}")
-    _, count, _ = DEFAULTS[preset]
+    _, count, _ = DEFAULTS.get(preset, USUAL)
     rows = []
     for entry in listed:
         entry = {**content, **entry, **(overrides or {})}

@@ -190,8 +190,7 @@ class Progress:
             step: dict[str, Any] = next((line for line in reversed(lines) if line["kind"] == "step"), {})
             self.seen[key] = max(self.seen[key], step.get("step", 0))
             self.bar.set_description(f"[{self.number[key]}/{self.count}] {row.name} seed {seed}", refresh=False)
-            if step:
-                self.bar.set_postfix(loss=f"{step['loss']:.3f}", refresh=False)
+            self.bar.set_postfix({"loss": f"{step['loss']:.3f}"} if step else {}, refresh=False)
             if not any(line["kind"] == "done" for line in lines):
                 break
             self._tell(key)
