@@ -6,6 +6,7 @@ import io
 import pytest
 
 from gva.report import tables
+from gva.report.curves import DRAWN, curve_rows
 from gva.report.page import markdown
 from gva.study.results import load
 from gva.study.statistics import Estimate
@@ -91,7 +92,7 @@ def test_markdown_tables_are_whole(three):
             assert len({line.count("|") for line in block.splitlines()}) == 1
 
 
-def test_every_number_is_in_the_csvs(three):
+def test_the_numbers_are_in_the_csvs(three):
     read = {
         name: list(csv.DictReader(io.StringIO(tables.csv_text(rows))))
         for name, rows in (
@@ -106,4 +107,8 @@ def test_every_number_is_in_the_csvs(three):
     assert float(worse["seed_2"]) == pytest.approx(0.102)
     assert worse["told_apart"] == "True"
     assert len(read["accuracy"]) == 9 * 4 * 5
+    drawn = [row for row in curve_rows(three) if row["row"] == "gqa" and row["seed"] == 1]
+    assert {row["curve"] for row in drawn} == set(DRAWN)
+    assert [row["value"] for row in drawn if row["curve"] == "induction_score"] == pytest.approx([0.25, 0.5, 0.75, 1])
+    assert drawn[-1]["tokens"] == 40 * 16 * 128
     assert {r["acc_norm"] for r in read["accuracy"] if r["task"] == "winogrande"} == {""}

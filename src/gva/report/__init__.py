@@ -1,4 +1,4 @@
-"""From finished runs to files a person would look at: one HTML page, Markdown, and every number as CSV."""
+"""From finished runs to files a person would look at: one HTML page, Markdown, and the numbers as CSV."""
 
 import sys
 from pathlib import Path

@@ -95,17 +95,27 @@ def by_position(results: Results, row: ComparedRow) -> list[Curve]:
     return gap(results, row, final)
 
 
+DRAWN: dict[str, Callable[[Run], dict[int, float]]] = {
+    "training_loss": training_loss,
+    "validation_loss": valid_loss,
+    "in_context_score": in_context,
+    "induction_score": induction,
+    "previous_token_attention": previous_token,
+    "key_scale": key_scale,
+}
+
+
 def curve_rows(results: Results) -> list[dict[str, Any]]:
-    """The drawn losses as rows of a CSV."""
+    """The drawn curves of every run as rows of a CSV."""
     return [
         {
-            "row": row.name, "seed": run.seed, "kind": kind, "step": step, "tokens": step * run.tokens_per_step,
-            "loss": loss,
+            "row": row.name, "seed": run.seed, "curve": name, "step": step, "tokens": step * run.tokens_per_step,
+            "value": value,
         }
         for row in results.rows
         for run in row.runs
-        for kind, read in (("train", training_loss), ("valid", valid_loss))
-        for step, loss in read(run).items()
+        for name, read in DRAWN.items()
+        for step, value in read(run).items()
     ]  # fmt: skip
 
 

@@ -42,8 +42,8 @@ def page(results: Results, decode_csv: Path | None = None) -> str:
         "header": _header(results),
         "chips": _chips(results),
         "sections": "\n".join(_section(*section) for section in sections),
-        "footer": f"gva {escape(gva.__version__)} · every number of this page: runs.csv, differences.csv, costs.csv, "
-        "curves.csv and report.md beside it",
+        "footer": f"gva {escape(gva.__version__)} · the numbers behind this page lie beside it as CSV, its tables as "
+        "report.md",
         "data": json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
         "script": _read("page.js"),
         "library": library,

@@ -1,4 +1,4 @@
-"""The tables of a report: shown ones as HTML and Markdown, and every number behind them as CSV."""
+"""The tables of a report: shown ones as HTML and Markdown, and the numbers behind them as CSV."""
 
 import csv
 import io
@@ -209,7 +209,7 @@ def caution(results: Results) -> str:
     return ""
 
 
-# ---- every number ----
+# ---- the numbers ----
 
 
 def csv_text(rows: list[dict[str, Any]]) -> str:
