@@ -81,6 +81,8 @@ def test_too_few_seeds_are_told_on_every_output(tmp_path):
         assert "One toy seed ranks nothing" in text
     write_run(tmp_path, "gqa", 1, 4.0)
     write_run(tmp_path, "mla", 1, 4.1)
+    write_run(tmp_path, "mqa", 0, 4.1, done=False)
+    assert "Not finished, and left out: mqa:0" in tables.summary_text(load([tmp_path]))
     assert "Two seeds show a spread but give no interval" in markdown(load([tmp_path]))
 
 

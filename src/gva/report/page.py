@@ -167,8 +167,10 @@ def _plot(plot: Plot) -> str:
 
 
 def _title(results: Results) -> str:
-    names = [label(row.name) for row in results.rows]
-    return f"{len(names)} attentions compared" if len(names) > 3 else " against ".join(names)
+    if len(results.rows) > 3:
+        return f"{len(results.rows)} attentions compared"
+    others = " and ".join(label(row.name) for row in results.rows if row.name != results.baseline)
+    return f"{others} against {label(results.baseline)}" if others else label(results.baseline)
 
 
 def _subtitle(results: Results) -> str:
@@ -196,7 +198,8 @@ def _header(results: Results) -> str:
     caution = tables.caution(results)
     first, _, rest = caution.partition(": ")
     banner = f'<p class="banner"><b>{escape(first)}{":" if rest else ""}</b> {escape(rest)}</p>' if caution else ""
-    notes = "".join(f'<p class="banner quiet">{escape(note)}</p>' for note in results.notes)
+    notes = "<br>".join(map(escape, results.notes))
+    notes = f'<p class="banner quiet">{notes}</p>' if notes else ""
     return (
         f"<p class=kicker>Grouped Value Attention</p><h1>{escape(_title(results))}</h1>"
         f"<p class=subtitle>{escape(_subtitle(results))}</p>"

@@ -105,10 +105,11 @@ def loss_table(results: Results) -> Table:
         cells = [label(row.name), str(len(row.runs)), f"{row.lr:g}", spread(row.valid_loss, 4)]
         cells += [spread(bits, 4) if bits else "", difference(change, 4) if change else "—", verdict(change) or "—"]
         rows.append((row.name, False, cells))
+    others = len(results.rows) - 1
     note = (
         "Nats per token on held-out text at the end of training, mean ± standard deviation over seeds. Differences are "
-        "paired by seed; the interval is Student's, from three seeds on, for each row alone (not corrected for the "
-        f"{len(results.rows) - 1} rows compared)."
+        "paired by seed; the interval is Student's, from three seeds on, for each row by itself"
+        + (f" (not corrected for comparing {others} rows)." if others > 1 else ".")
     )
     return Table(header, rows, note)
 
@@ -191,7 +192,8 @@ def summary_text(results: Results) -> str:
         )
         for line in lines
     ]
-    return "\n".join([*[line.rstrip() for line in table], *([f"\n{caution(results)}"] if caution(results) else [])])
+    said = [text for text in (caution(results), *results.notes) if text]
+    return "\n".join([*[line.rstrip() for line in table], *([""] if said else []), *said])
 
 
 def caution(results: Results) -> str:
