@@ -8,7 +8,7 @@ PIP := pip install --quiet --disable-pip-version-check
 .PHONY: demo test test-oldest gpu-test lint format clean
 
 demo: $(VENV)/.package
-	$(BIN)/gva demo
+	$(BIN)/gva compare --preset demo
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -m "not gpu"
@@ -36,11 +36,11 @@ clean:
 $(VENV)/.package: pyproject.toml constraints.txt
 	@echo "Setting up $(VENV) (a few minutes the first time)"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/$(PIP) -c constraints.txt -e .
+	$(BIN)/$(PIP) -c constraints.txt -e '.[report]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.package
-	$(BIN)/$(PIP) -c constraints.txt -e '.[dev,train]'
+	$(BIN)/$(PIP) -c constraints.txt -e '.[dev,train,report]'
 	@touch $@
 
 $(OLDEST)/.dev: pyproject.toml constraints.txt

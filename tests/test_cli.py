@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from gva import VARIANTS, demo
+from gva import VARIANTS, check
 from gva.cli import main
 from models import tiny_model
 
@@ -110,13 +110,13 @@ def test_a_config_that_is_none_is_refused(capsys, tmp_path, content):
     assert "gva cost:" in capsys.readouterr().err
 
 
-def test_the_demo_checks_what_it_shows(capsys, monkeypatch):
-    assert main(["demo"]) == 0
+def test_the_self_check_checks_what_it_shows(capsys, monkeypatch):
+    assert main(["check"]) == 0
     shown = capsys.readouterr().out
     for variant in VARIANTS:
         assert shown.count(f"{variant} ") >= 2
-    monkeypatch.setattr(demo, "TOLERANCE", 0.0)
-    assert main(["demo"]) == 1
+    monkeypatch.setattr(check, "TOLERANCE", 0.0)
+    assert main(["check"]) == 1
     assert "FAILED" in capsys.readouterr().out
 
 

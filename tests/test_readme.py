@@ -55,9 +55,8 @@ def commands():
 def test_every_command_runs(command, pasted):
     words = shlex.split(command)
     if words[0] == "make":
-        # `make test` is what runs this test: only that it resolves is checked. `make demo` runs for real.
-        output = run(words if words[1] == "demo" else [*words, "-n"], ROOT)
-        assert output
+        # `make test` runs this test, and .ci/run runs `make demo` for real: here, only that they resolve is checked.
+        assert run([*words, "-n"], ROOT)
     else:
         assert words[0] == "gva", f"the README shows a command that no test runs: {command}"
         output = run(words, pasted[0])

@@ -32,22 +32,39 @@ def locked(out: Path) -> Iterator[None]:
 
 def claim(out: Path, config: GvaConfig, recipe: Recipe, train_set: TokenDataset, valid_set: TokenDataset) -> None:
     """Record what this run is, or refuse to go on with another run's checkpoints."""
+    identity = identity_of(config, recipe, train_set, valid_set)
+    refuse_another(out, identity)
+    versions = {"gva": gva.__version__, "torch": torch.__version__}
+    record = {"identity": identity, "recipe": asdict(recipe), "versions": versions}
+    write_atomically(out / RUN, json.dumps(record, indent=2))
+
+
+def identity_of(
+    config: GvaConfig, recipe: Recipe, train_set: TokenDataset, valid_set: TokenDataset
+) -> dict[str, dict[str, Any]]:
+    """What makes a run this run and no other: the model, the recipe and the data."""
     model = {k: v for k, v in config.to_dict().items() if k not in ("transformers_version", "dtype", "architectures")}
     data = {"train": train_set.fingerprint, "valid": valid_set.fingerprint}
-    identity = json.loads(json.dumps({"model": model, "recipe": recipe.identity(), "data": data}))
+    return json.loads(json.dumps({"model": model, "recipe": recipe.identity(), "data": data}))
+
+
+def refuse_another(out: Path, identity: dict[str, Any]) -> None:
+    """Raise ValueError if the folder holds a run that differs from this one, naming what differs."""
     record = out / RUN
-    if record.is_file():
-        theirs, ours = (_flatten(x) for x in (json.loads(record.read_text())["identity"], identity))
-        changed = [f"{k}: {theirs.get(k)!r} -> {ours.get(k)!r}" for k in theirs | ours if theirs.get(k) != ours.get(k)]
-        if changed:
-            raise ValueError(
-                f"{out}: holds a run that differs in {'; '.join(sorted(changed))}; give the same settings to resume "
-                "it, or another --out"
-            )
-    versions = {"gva": gva.__version__, "torch": torch.__version__}
-    write_atomically(
-        record, json.dumps({"identity": identity, "recipe": asdict(recipe), "versions": versions}, indent=2)
-    )
+    if not record.is_file():
+        return
+    changed = differences(json.loads(record.read_text())["identity"], identity)
+    if changed:
+        told = "; ".join(f"{name}: {theirs!r} -> {ours!r}" for name, (theirs, ours) in changed.items())
+        raise ValueError(
+            f"{out}: holds a run that differs in {told}; give the same settings to resume it, or another --out"
+        )
+
+
+def differences(theirs: dict[str, Any], ours: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The leaves in which two identities differ, by their dotted names, sorted."""
+    a, b = _flatten(theirs), _flatten(ours)
+    return {name: (a.get(name), b.get(name)) for name in sorted(a | b) if a.get(name) != b.get(name)}
 
 
 def _flatten(tree: Any, prefix: str = "") -> dict[str, Any]:

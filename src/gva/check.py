@@ -1,4 +1,4 @@
-"""What `make demo` runs: every variant at a toy size, checked, generating, its real cache measured."""
+"""What `gva check` runs: every variant at a toy size, checked, generating, its real cache measured."""
 
 import time
 

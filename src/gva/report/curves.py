@@ -1,0 +1,136 @@
+"""Numbers along a run, ready to draw: thinned where there are too many, averaged over seeds."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from gva.study.results import ComparedRow, Results, Run, score
+
+BINS = 200  # points of a curve: more cannot be seen, and the page stays small
+
+
+@dataclass(frozen=True)
+class Curve:
+    """x and y of one run, or of the mean over seeds where `seed` is None."""
+
+    seed: int | None
+    x: list[float]
+    y: list[float]
+
+
+def training_loss(run: Run) -> dict[int, float]:
+    """Loss by step: the mean of each of at most BINS equal stretches of steps, under the stretch's last step."""
+    lines = run.of_kind("step")
+    width = stretch(run)
+    return {
+        lines[i + len(part) - 1]["step"]: sum(part) / len(part)
+        for i in range(0, len(lines), width)
+        if (part := [line["loss"] for line in lines[i : i + width]])
+    }
+
+
+def stretch(run: Run) -> int:
+    """How many steps a point of the training-loss curve averages."""
+    points = min(BINS, max(40, run.steps // 5))
+    return max(1, -(-run.steps // points))
+
+
+def events(kind: str, read: Callable[[dict[str, Any]], float | None]) -> Callable[[Run], dict[int, float]]:
+    """A reader of one number by step from the lines of a kind."""
+
+    def by_step(run: Run) -> dict[int, float]:
+        found = [(line["step"], value) for line in run.of_kind(kind) if (value := read(line)) is not None]
+        every = -(-len(found) // BINS) or 1
+        return dict(reversed(found[::-1][::every]))  # counted from the end, so that the last one is always there
+
+    return by_step
+
+
+def task_score(task: str) -> Callable[[Run], dict[int, float]]:
+    return events("tasks", lambda line: 100 * score(line["results"][task]) if task in line["results"] else None)
+
+
+valid_loss = events("eval", lambda line: line["valid_loss"])
+in_context = events("eval", lambda line: line.get("in_context_score"))
+# How much better a random sequence is predicted the second time: nothing but copying from the context helps there.
+induction = events("diagnostics", lambda line: line["first_copy_loss"] - line["second_copy_loss"])
+previous_token = events("diagnostics", lambda line: max(max(layer) for layer in line["previous_token_attention"]))
+
+
+def _key_scale(line: dict[str, Any]) -> float | None:
+    ratios = [s["k_nope"] / s["q_nope"] for s in line["qk_scales"] if s["k_nope"] is not None and s["q_nope"]]
+    return sum(ratios) / len(ratios) if ratios else None
+
+
+key_scale = events("diagnostics", _key_scale)
+
+
+def along(row: ComparedRow, read: Callable[[Run], dict[int, float]], tokens: bool = False) -> list[Curve]:
+    """The curve of every seed, then their mean where all have a point; `tokens` counts x in tokens, not steps."""
+    found = {run.seed: read(run) for run in row.runs}
+    unit = row.runs[0].tokens_per_step if tokens else 1
+    return _with_mean({seed: values for seed, values in found.items() if values}, unit)
+
+
+def gap(results: Results, row: ComparedRow, read: Callable[[Run], dict[int, float]]) -> list[Curve]:
+    """The same for the difference to the baseline under the same seed, at the steps both have."""
+    theirs = {run.seed: read(run) for run in results.row(results.baseline).runs}
+    found = {}
+    for run in row.runs:
+        ours = read(run)
+        common = {step: ours[step] - theirs[run.seed][step] for step in ours if step in theirs.get(run.seed, {})}
+        if common:
+            found[run.seed] = common
+    return _with_mean(found, 1)
+
+
+def by_position(results: Results, row: ComparedRow) -> list[Curve]:
+    """Final validation loss along the context minus the baseline's, x being the middle of each stretch in tokens."""
+
+    def final(run: Run) -> dict[int, float]:
+        bins = run.of_kind("eval")[-1]["loss_by_position"]
+        width = run.identity["recipe"]["length"] / len(bins)
+        return {round(width * (i + 0.5)): value for i, value in enumerate(bins)}
+
+    return gap(results, row, final)
+
+
+DRAWN: dict[str, Callable[[Run], dict[int, float]]] = {
+    "training_loss": training_loss,
+    "validation_loss": valid_loss,
+    "in_context_score": in_context,
+    "induction_score": induction,
+    "previous_token_attention": previous_token,
+    "key_scale": key_scale,
+}
+
+
+def curve_rows(results: Results) -> list[dict[str, Any]]:
+    """The drawn curves of every run as rows of a CSV."""
+    return [
+        {
+            "row": row.name, "seed": run.seed, "curve": name, "step": step, "tokens": step * run.tokens_per_step,
+            "value": value,
+        }
+        for row in results.rows
+        for run in row.runs
+        for name, read in DRAWN.items()
+        for step, value in read(run).items()
+    ]  # fmt: skip
+
+
+def _with_mean(found: dict[int, dict[int, float]], unit: float) -> list[Curve]:
+    curves = [_curve(seed, values, unit) for seed, values in found.items()]
+    if not found:
+        return []
+    common = sorted(set.intersection(*(set(values) for values in found.values())))
+    mean = {step: sum(values[step] for values in found.values()) / len(found) for step in common}
+    return [*curves, _curve(None, mean, unit)]
+
+
+def _curve(seed: int | None, values: dict[int, float], unit: float) -> Curve:
+    return Curve(seed, [unit * step for step in values], _short(values.values()))
+
+
+def _short(values: Iterable[float]) -> list[float]:
+    return [float(f"{value:.5g}") for value in values]

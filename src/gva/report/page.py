@@ -1,0 +1,320 @@
+"""The page: one HTML file that needs nothing else, no network among it.
+
+Plotly draws it: well kept, MIT, and its PyPI wheel carries the script, so nothing is fetched when a page is made or
+opened and nothing minified lies in this repository. The wheel has the full bundle only, 4.8 MB; compressed it is 1.5,
+and every browser since 2023 unpacks gzip itself (DecompressionStream). Without it the tables are still there.
+"""
+
+import base64
+import functools
+import gzip
+import json
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import gva
+from gva import cost
+from gva.report import panels, tables
+from gva.report.panels import Plot
+from gva.report.scale import figure
+from gva.report.style import label, palette, styles
+from gva.study.results import ComparedRow, Results
+
+HEADLINE = "gva-drope-16"  # the row the key numbers are about, where it is there: the paper's serving design
+
+
+def page(results: Results, decode_csv: Path | None = None) -> str:
+    """The whole page as text. Raises ModuleNotFoundError where plotly is not installed."""
+    library = plotly_script()
+    sections = _sections(results, decode_csv)
+    rows = [row.name for row in results.rows]
+    plots = [plot for _, _, content in sections for plot in content if isinstance(plot, Plot)]
+    data = {
+        "palette": palette(rows),
+        "plots": {p.name: {"figure": p.figure, "height": p.height, "views": list(p.views.values())} for p in plots},
+    }
+    values = {
+        "title": escape(_title(results)),
+        "style": _read("page.css"),
+        "palette": _css_palette(rows),
+        "header": _header(results),
+        "chips": _chips(results),
+        "sections": "\n".join(_section(*section) for section in sections),
+        "footer": f"gva {escape(gva.__version__)} · the numbers behind this page lie beside it as CSV, its tables as "
+        "report.md",
+        "data": json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
+        "script": _read("page.js"),
+        "library": library,
+    }
+    html = _read("page.html")
+    for name, value in values.items():
+        html = html.replace(f"{{{{{name}}}}}", value, 1)
+    return html
+
+
+@functools.cache
+def plotly_script() -> str:
+    """Plotly's script, gzip in base64. The time stamp is left out: the same runs give the same page."""
+    from plotly.offline import get_plotlyjs
+
+    return base64.b64encode(gzip.compress(get_plotlyjs().encode(), 9, mtime=0)).decode()
+
+
+def markdown(results: Results) -> str:
+    """The tables and what must be said with them."""
+    accuracy, rates = tables.accuracy_table(results), tables.rates_table(results)
+    parts = [f"# {_title(results)}", _subtitle(results)]
+    parts += [f"**{tables.caution(results)}**"] if tables.caution(results) else []
+    parts += [f"> {note}" for note in results.notes]
+    parts += ["## Validation loss", tables.loss_table(results).markdown()]
+    parts += ["## Accuracy", accuracy.markdown()] if accuracy else []
+    parts += ["## Cache and parameters", tables.cost_table(results).markdown()]
+    parts += ["## Learning rates", rates.markdown()] if rates else []
+    parts += ["## Attention and scale", "![](attention-scale.svg)\n\n![](attention-joint-scale.svg)"]
+    return "\n\n".join(parts) + "\n"
+
+
+def _read(name: str) -> str:
+    return (files("gva.report") / name).read_text(encoding="utf-8")
+
+
+# ---- sections: a title, a sentence, and plots or HTML ----
+
+Section = tuple[str, str, list[Plot | str]]
+
+
+def _sections(results: Results, decode_csv: Path | None) -> list[Section]:
+    """Those that have something to show, in the paper's order."""
+    found: list[Section] = []
+
+    def add(title: str, text: str, *content: Plot | str | None) -> None:
+        shown = [item for item in content if item is not None]
+        if shown:
+            _level(shown)
+            found.append((title, text, shown))
+
+    caption = "The same data in the same order for every row under one seed."
+    whole = panels.training_loss(results, results.rows, "training-loss", "Training loss", caption)
+    add("Loss", "", whole, panels.loss_gap(results), panels.final_loss(results), tables.loss_table(results).html())
+    add("Shared KV", "The paper's first cut: no key at all.", panels.shared_kv(results))
+    accuracy = tables.accuracy_table(results)
+    add(
+        "Accuracy", "", accuracy.html() if accuracy else None, panels.final_accuracy(results),
+        *panels.accuracies(results),
+    )  # fmt: skip
+    add("Cache and parameters", "", panels.pareto(results), _bars(results), tables.cost_table(results).html())
+    rates = tables.rates_table(results)
+    add("Learning rates", "", panels.rates(results), rates.html() if rates else None)
+    if decode_csv is not None:
+        add("Decode speed", "", panels.decode_speed(decode_csv))
+    add("Inside the models", "", *panels.diagnostics(results), panels.positions(results))
+    add(
+        "Why the initial scale matters",
+        "Ten positions, random queries and keys. If keys start far below queries, attention is flat; far above, it is "
+        "nearly one-hot. Equal scales alone do not help where both are too small or too large.",
+        f'<figure class="card wide">{figure("scale")}<figcaption>Keys at, below and above the scale of queries. Each '
+        "map has its own colour scale.</figcaption></figure>",
+        f'<figure class="card wide">{figure("joint-scale")}<figcaption>Queries and keys scaled together.</figcaption>'
+        "</figure>",
+    )
+    add("Runs", "", _provenance(results))
+    return found
+
+
+def _section(title: str, text: str, content: list[Plot | str]) -> str:
+    said = f"<p>{escape(text)}</p>" if text else ""
+    body = "".join(_plot(item) if isinstance(item, Plot) else _card(item) for item in content)
+    name = title.lower().replace(" ", "-")
+    return f'<section id="{escape(name)}"><h2>{escape(title)}</h2>{said}<div class="grid">{body}</div></section>'
+
+
+def _level(content: list[Plot | str]) -> None:
+    """Half-wide plots that stand side by side are equally high; one left alone takes the whole width."""
+    beside: list[Plot] = []
+    for item in [*content, ""]:
+        if isinstance(item, Plot) and not item.wide:
+            beside.append(item)
+            if len(beside) == 2:
+                beside[0].height = beside[1].height = max(plot.height for plot in beside)
+                beside = []
+            continue
+        for plot in beside:
+            plot.wide = True
+        beside = []
+
+
+def _card(html: str) -> str:
+    return html if html.startswith("<figure") else f'<div class="card wide">{html}</div>'
+
+
+def _plot(plot: Plot) -> str:
+    buttons = "".join(
+        f'<button type="button" data-view="{i}"{" aria-pressed=true" if i == 0 else ""}>{escape(name)}</button>'
+        for i, name in enumerate(plot.views)
+    )
+    views = f'<div class="views">{buttons}</div>' if buttons else ""
+    caption = f"<figcaption>{escape(plot.caption)}</figcaption>" if plot.caption else ""
+    return (
+        f'<figure class="card{" wide" if plot.wide else ""}" data-plot="{escape(plot.name)}">'
+        f'<div class="head"><h3>{escape(plot.title)}</h3>{views}</div>{caption}'
+        f'<div class="plot" style="height:{plot.height}px"></div></figure>'
+    )
+
+
+# ---- the top of the page ----
+
+
+def _title(results: Results) -> str:
+    if len(results.rows) > 3:
+        return f"{len(results.rows)} attentions compared"
+    others = " and ".join(label(row.name) for row in results.rows if row.name != results.baseline)
+    return f"{others} against {label(results.baseline)}" if others else label(results.baseline)
+
+
+def _subtitle(results: Results) -> str:
+    row = results.row(results.baseline)
+    run = row.runs[0]
+    sizes = sorted(cost.parameters(other.config)["total"] for other in results.rows)
+    seeds = sorted({len(other.runs) for other in results.rows})
+    count = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+    parts = [
+        f"{_amount(sizes[0])} to {_amount(sizes[-1])} parameters" if sizes[0] != sizes[-1] else _amount(sizes[0]),
+        f"{_amount(run.tokens)} training tokens each",
+        f"{count} {'seed' if seeds[-1] == 1 else 'seeds'}",
+    ]
+    return " · ".join([*parts, *([results.data] if results.data else [])])
+
+
+def _amount(number: float) -> str:
+    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number:g}"
+
+
+def _header(results: Results) -> str:
+    caution = tables.caution(results)
+    first, _, rest = caution.partition(": ")
+    banner = f'<p class="banner"><b>{escape(first)}{":" if rest else ""}</b> {escape(rest)}</p>' if caution else ""
+    notes = "<br>".join(map(escape, results.notes))
+    notes = f'<p class="banner quiet">{notes}</p>' if notes else ""
+    return (
+        f"<p class=kicker>Grouped Value Attention</p><h1>{escape(_title(results))}</h1>"
+        f"<p class=subtitle>{escape(_subtitle(results))}</p>"
+        f"{banner}{notes}<div class=numbers>{_key_numbers(results)}</div>{_told(results)}"
+    )
+
+
+def _key_numbers(results: Results) -> str:
+    """Three or four numbers about the row that the comparison is about."""
+    others = [row for row in results.rows if row.name != results.baseline]
+    if not others:
+        return ""
+    row = next((row for row in others if row.name == HEADLINE), others[-1])
+    base, name = label(results.baseline), label(row.name)
+    baseline = results.row(results.baseline)
+    saved = cost.cache_bytes_per_token(row.config) / cost.cache_bytes_per_token(baseline.config) - 1
+    size = cost.parameters(row.config)["total"] / cost.parameters(baseline.config)["total"] - 1
+    cells = [(f"{tables.signed(100 * saved, 1)}%", f"cache per token, {name} against {base}", "counted")]
+    for read, digits, factor, unit in ((tables.valid_loss, 3, 1.0, "nats of validation loss"),
+                                       (results.average, 2, 100.0, "points of average accuracy")):  # fmt: skip
+        change = results.against_baseline(row, read)
+        if change is not None:
+            shown = tables.difference(change, digits, factor)
+            mean, _, interval = shown.partition(" [")
+            said = tables.verdict(change)
+            said = f"95% interval [{interval}: {said}" if interval else said
+            cells.append((mean, f"{unit}, {name} against {base}", said))
+    cells.append((f"{tables.signed(100 * size, 1)}%", f"parameters, {name} against {base}", "counted"))
+    return "".join(
+        f"<div><strong>{escape(number)}</strong><span>{escape(what)}</span><em>{escape(how)}</em></div>"
+        for number, what, how in cells
+    )
+
+
+def _told(results: Results) -> str:
+    """From three seeds on: which rows an interval sets apart from the baseline, and which it does not."""
+    changes = {row.name: results.against_baseline(row, tables.valid_loss) for row in results.rows}
+    known = {name: change for name, change in changes.items() if change is not None and change.told_apart is not None}
+    if not known:
+        return ""
+    groups = {
+        "lower validation loss than": [n for n, c in known.items() if c.told_apart and c.mean < 0],
+        "higher validation loss than": [n for n, c in known.items() if c.told_apart and c.mean > 0],
+        "not told apart from": [n for n, c in known.items() if not c.told_apart],
+    }
+    base = label(results.baseline)
+    items = "".join(
+        f"<li><b>{escape(how)} {escape(base)}:</b> {escape(', '.join(label(n) for n in names))}</li>"
+        for how, names in groups.items()
+        if names
+    )
+    return f'<ul class="told">{items}</ul>'
+
+
+def _chips(results: Results) -> str:
+    """The legend of all panels: a click hides a row everywhere."""
+    drawn = styles([row.name for row in results.rows])
+    return "".join(
+        f'<button type="button" class="chip" data-row="{escape(row.name)}" aria-pressed="true" '
+        f'style="--c:var(--row-{tables.css_name(row.name)})"><i class="{drawn[row.name].dash}"></i>'
+        f"{escape(label(row.name))}</button>"
+        for row in results.rows
+    )
+
+
+def _css_palette(rows: list[str]) -> str:
+    """The palette as CSS variables: by the reader's system, unless the page was told otherwise."""
+    colors = palette(rows)
+
+    def variables(theme: str) -> str:
+        return "".join(
+            f"--{'row-' + tables.css_name(name[4:]) if name.startswith('row:') else name}:{value};"
+            for name, value in colors[theme].items()
+        )
+
+    return (
+        f":root{{{variables('light')}color-scheme:light}}"
+        f"@media(prefers-color-scheme:dark){{:root:not([data-theme=light]){{{variables('dark')}color-scheme:dark}}}}"
+        f":root[data-theme=dark]{{{variables('dark')}color-scheme:dark}}"
+    )
+
+
+# ---- pieces of HTML ----
+
+
+def _bars(results: Results) -> str:
+    """Cache and parameters as bars, to be seen before the table is read."""
+
+    def group(title: str, read: Any, show: Any) -> str:
+        values = {row.name: read(row) for row in results.rows}
+        bars = "".join(
+            f'<div class="bar" data-row="{escape(name)}"><span>{escape(label(name))}</span>'
+            f'<i style="--c:var(--row-{tables.css_name(name)});--w:{100 * value / max(values.values()):.2f}%"></i>'
+            f"<b>{escape(show(value))}</b></div>"
+            for name, value in values.items()
+        )
+        return f"<h3>{escape(title)}</h3>{bars}"
+
+    def size(row: ComparedRow) -> int:
+        return cost.cache_bytes_per_token(row.config)
+
+    cache = group("Cache bytes per token", size, lambda value: f"{value:,}")
+    weights = group("Parameters without embeddings", tables.parameters_without_embeddings, _amount)
+    return f'<figure class="card bars">{cache}</figure><figure class="card bars">{weights}</figure>'
+
+
+def _provenance(results: Results) -> str:
+    run = results.row(results.baseline).runs[0]
+    recipe, data = run.identity["recipe"], run.identity["data"]
+    facts = {
+        "data": results.data or "—",
+        "fingerprints": f"train {data['train']}, validation {data['valid']}",
+        "recipe": ", ".join(f"{k}={v}" for k, v in recipe.items() if k not in ("seed", "lr")),
+        "versions": "; ".join(sorted({", ".join(f"{k} {v}" for k, v in r.versions.items()) for r in results.runs})),
+        "runs": ", ".join(f"{row.name} (seeds {', '.join(map(str, row.seeds))})" for row in results.rows),
+        "left out": ", ".join(results.unfinished) or "none",
+    }
+    return "<dl>" + "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in facts.items()) + "</dl>"

@@ -1,0 +1,81 @@
+"""How a row is called and drawn: the same name, colour, dash and marker in every panel of every report."""
+
+from dataclasses import dataclass
+
+LABELS = {
+    "mha": "MHA",
+    "mqa": "MQA",
+    "gqa": "GQA",
+    "mla": "MLA",
+    "shared-kv": "Shared KV",
+    "shared-kv-qnorm": "Shared KV + Q-norm",
+    "gva-baseline": "GVA baseline",
+    "gva-scale-matched": "GVA scale-matched",
+    "gva-variance-fixed": "GVA variance-fixed",
+    "gva-drope-24": "GVA + DRoPE 24",
+    "gva-drope-16": "GVA + DRoPE 16",
+    "gta": "GTA",
+}
+
+
+@dataclass(frozen=True)
+class Style:
+    light: str
+    dark: str
+    dash: str
+    symbol: str
+
+
+# Hues after Okabe and Ito, which stay apart under the common colour deficiencies; the reference is ink. Dash and marker
+# tell apart what hue does not.
+STYLES = {
+    "gqa": Style("#2b3440", "#e8edf4", "solid", "circle"),
+    "gva-drope-16": Style("#0061a8", "#58a9f0", "solid", "diamond"),
+    "shared-kv": Style("#c8420c", "#ff8b5e", "solid", "x"),
+    "gva-baseline": Style("#c28400", "#f0b83c", "solid", "square"),
+    "mla": Style("#7a3fb0", "#bd92ea", "solid", "triangle-up"),
+    "gva-scale-matched": Style("#00845e", "#3bcb9e", "solid", "pentagon"),
+    "gva-variance-fixed": Style("#b1447c", "#ea8fbb", "solid", "star"),
+    "gva-drope-24": Style("#3a9bd2", "#86cdf5", "dash", "diamond-tall"),
+    "shared-kv-qnorm": Style("#c8420c", "#ff8b5e", "dash", "cross"),
+    "mha": Style("#768192", "#9ba7b7", "dash", "circle-open"),
+    "mqa": Style("#8a5a3c", "#cf9d7b", "solid", "triangle-down"),
+    "gta": Style("#74741c", "#cccc60", "solid", "hexagon"),
+}
+# What the page itself is drawn with; page.css has the same names as variables.
+THEMES = {
+    "light": {
+        "ink": "#1f2733", "soft": "#5d6876", "line": "#e3e7ec", "axis": "#c3cad3", "card": "#ffffff", "page": "#f6f7f9",
+        "accent": "#0061a8", "second": "#c28400",
+    },
+    "dark": {
+        "ink": "#e8edf4", "soft": "#9ba7b7", "line": "#2a323d", "axis": "#465161", "card": "#171c23", "page": "#0f1318",
+        "accent": "#58a9f0", "second": "#f0b83c",
+    },
+}  # fmt: skip
+
+
+def label(row: str) -> str:
+    return LABELS.get(row, row)
+
+
+def styles(rows: list[str]) -> dict[str, Style]:
+    """Known variants have their own; other rows take what no present row uses, dotted."""
+    free = [style for name, style in STYLES.items() if name not in rows] or list(STYLES.values())
+    found = {}
+    for row in rows:
+        if row in STYLES:
+            found[row] = STYLES[row]
+        else:
+            spare = free[len([name for name in found if name not in STYLES]) % len(free)]
+            found[row] = Style(spare.light, spare.dark, "dot", spare.symbol)
+    return found
+
+
+def palette(rows: list[str]) -> dict[str, dict[str, str]]:
+    """Colours by theme and name; a row's is under `row:NAME`."""
+    drawn = styles(rows)
+    return {
+        "light": THEMES["light"] | {f"row:{name}": style.light for name, style in drawn.items()},
+        "dark": THEMES["dark"] | {f"row:{name}": style.dark for name, style in drawn.items()},
+    }

@@ -1,0 +1,293 @@
+"""The tables of a report: shown ones as HTML and Markdown, and the numbers behind them as CSV."""
+
+import csv
+import io
+from collections.abc import Iterable
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from gva import cost
+from gva.report.style import label
+from gva.study.results import TASKS, ComparedRow, Results, Run, score
+from gva.study.statistics import Estimate
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells are text. `rows` name the row they belong to (for its colour) and whether they are one of its seeds."""
+
+    header: list[str]
+    rows: list[tuple[str, bool, list[str]]]
+    note: str = ""
+
+    def markdown(self) -> str:
+        lines = [_line(self.header), _line(["---", *["---:"] * (len(self.header) - 1)])]
+        lines += [_line([f"· {cells[0]}" if seed else cells[0], *cells[1:]]) for _, seed, cells in self.rows]
+        return "\n".join(lines) + (f"\n\n{self.note}" if self.note else "")
+
+    def html(self) -> str:
+        head = "".join(f"<th>{escape(text)}</th>" for text in self.header)
+        body = []
+        for row, seed, cells in self.rows:
+            swatch = "" if seed else f'<i class="swatch" style="--c:var(--row-{css_name(row)})"></i>'
+            first = f"<th>{swatch}{escape(cells[0])}</th>"
+            rest = "".join(f"<td>{escape(text)}</td>" for text in cells[1:])
+            body.append(f'<tr{" class=seed" if seed else ""} data-row="{escape(row)}">{first}{rest}</tr>')
+        note = f'<p class="note">{escape(self.note)}</p>' if self.note else ""
+        table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+        return f'<div class="scroll">{table}</div>{note}'
+
+
+def _line(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(text.replace("|", "\\|") for text in cells) + " |"
+
+
+def css_name(row: str) -> str:
+    """A row's name as part of a CSS variable's."""
+    return "".join(c if c.isalnum() or c in "-_" else f"-{ord(c):x}-" for c in row)
+
+
+# ---- numbers as text ----
+
+
+def spread(estimate: Estimate, digits: int, factor: float = 1.0) -> str:
+    """Mean and standard deviation over seeds."""
+    mean = f"{factor * estimate.mean:.{digits}f}"
+    return mean if estimate.spread is None else f"{mean} ± {factor * estimate.spread:.{digits}f}"
+
+
+def difference(estimate: Estimate, digits: int, factor: float = 1.0) -> str:
+    """A paired difference and, from three seeds on, its interval."""
+    mean = signed(factor * estimate.mean, digits)
+    if estimate.interval is None:
+        return mean
+    low, high = (signed(factor * end, digits) for end in estimate.interval)
+    return f"{mean} [{low}, {high}]"
+
+
+def signed(value: float, digits: int) -> str:
+    """With its sign, a true minus, and no negative zero."""
+    text = f"{value:+.{digits}f}"
+    return text.replace("-", "−") if float(text) else f"{0:.{digits}f}"
+
+
+def verdict(estimate: Estimate | None, words: tuple[str, str] = ("lower", "higher")) -> str:
+    """What the interval allows one to say: never a winner inside the noise."""
+    if estimate is None:
+        return ""
+    if estimate.told_apart is None:
+        return "one seed: open" if estimate.n == 1 else f"{estimate.n} seeds: open"
+    if not estimate.told_apart:
+        return "not told apart"
+    return words[0] if estimate.mean < 0 else words[1]
+
+
+def parameters_without_embeddings(row: ComparedRow) -> int:
+    parts = cost.parameters(row.config)
+    return parts["total"] - parts["embedding"] - parts["lm_head"]
+
+
+def valid_loss(run: Run) -> float:
+    return run.valid_loss
+
+
+# ---- shown tables ----
+
+
+def loss_table(results: Results) -> Table:
+    against = label(results.baseline)
+    header = ["", "seeds", "learning rate", "validation loss", "bits per byte", f"against {against}", "at 95%"]
+    rows = []
+    for row in results.rows:
+        change = results.against_baseline(row, valid_loss)
+        bits = row.measure(lambda run: run.of_kind("eval")[-1]["bits_per_byte"])
+        cells = [label(row.name), str(len(row.runs)), f"{row.lr:g}", spread(row.valid_loss, 4)]
+        cells += [spread(bits, 4) if bits else "", difference(change, 4) if change else "—", verdict(change) or "—"]
+        rows.append((row.name, False, cells))
+    others = len(results.rows) - 1
+    note = (
+        "Nats per token on held-out text at the end of training, mean ± standard deviation over seeds. Differences are "
+        "paired by seed; the interval is Student's, from three seeds on, for each row by itself"
+        + (f" (not corrected for comparing {others} rows)." if others > 1 else ".")
+    )
+    return Table(header, rows, note)
+
+
+def accuracy_table(results: Results) -> Table | None:
+    """The paper's table, in percent, with every seed below its row's mean; None where no task was evaluated."""
+    tasks = results.tasks()
+    if not tasks:
+        return None
+    header = ["", *[TASKS.get(task, task) for task in tasks], "Avg.", f"against {label(results.baseline)}", "at 95%"]
+    rows: list[tuple[str, bool, list[str]]] = []
+    for row in results.rows:
+        found = [row.measure(lambda run, task=task: _score(run, task)) for task in tasks]  # type: ignore[misc]
+        average, change = row.measure(results.average), results.against_baseline(row, results.average)
+        cells = [spread(e, 2, 100) if e else "" for e in [*found, average]]
+        told = [difference(change, 2, 100), verdict(change)] if change else ["—", "—"]
+        rows.append((row.name, False, [label(row.name), *cells, *told]))
+        for run in row.runs if len(row.runs) > 1 else []:
+            each = [_score(run, task) for task in tasks] + [results.average(run)]
+            numbers = ["" if x is None else f"{100 * x:.2f}" for x in each]
+            rows.append((row.name, True, [f"seed {run.seed}", *numbers, "", ""]))
+    plain = [TASKS.get(task, task) for task in tasks if _plain(results, task)]
+    note = (
+        "Zero-shot accuracy in percent at the end of training, mean ± standard deviation over seeds; length-normalised"
+        + (f" except {', '.join(plain)}" if plain else "")
+        + ". Avg. is the unweighted mean of the tasks. No entry is marked best: the last columns tell what can be told."
+    )
+    return Table(header, rows, note)
+
+
+def _score(run: Run, task: str) -> float | None:
+    return score(run.tasks[task]) if task in run.tasks else None
+
+
+def _plain(results: Results, task: str) -> bool:
+    return all(run.tasks[task].get("acc_norm") is None for run in results.runs if task in run.tasks)
+
+
+def cost_table(results: Results) -> Table:
+    base = cost.cache_bytes_per_token(results.row(results.baseline).config)
+    header = ["", "scalars per token and layer", "cache bytes per token", f"against {label(results.baseline)}"]
+    header += ["parameters", "without embeddings"]
+    rows = []
+    for row in results.rows:
+        size = cost.cache_bytes_per_token(row.config)
+        cells = [label(row.name), f"{cost.cache_scalars_per_token_per_layer(row.config):,}", f"{size:,}"]
+        cells += ["—" if row.name == results.baseline else f"{signed(100 * (size / base - 1), 1)}%"]
+        cells += [f"{cost.parameters(row.config)['total']:,}", f"{parameters_without_embeddings(row):,}"]
+        rows.append((row.name, False, cells))
+    return Table(header, rows, "Counted from each row's config, the cache in bfloat16 over all layers.")
+
+
+def rates_table(results: Results) -> Table | None:
+    if not results.rates:
+        return None
+    rows = [
+        (r.row, False, [label(r.row), f"{r.lr:g}", str(r.loss.n), spread(r.loss, 4), "chosen" if r.chosen else ""])
+        for r in results.rates
+    ]
+    note = "Each row is compared at the rate with its lowest mean validation loss."
+    return Table(["", "learning rate", "seeds", "validation loss", ""], rows, note)
+
+
+def summary_text(results: Results) -> str:
+    """The table that ends `gva compare` on a terminal."""
+    base = cost.cache_bytes_per_token(results.row(results.baseline).config)
+    header = ["row", "parameters", "cache B/token", "cache", "validation loss", f"against {results.baseline}", ""]
+    lines = [header]
+    for row in results.rows:
+        change = results.against_baseline(row, valid_loss)
+        size = cost.cache_bytes_per_token(row.config)
+        cells = [row.name, f"{cost.parameters(row.config)['total'] / 1e6:.1f}M", f"{size:,}", f"{size / base - 1:+.1%}"]
+        cells += [spread(row.valid_loss, 4), difference(change, 4) if change else "", verdict(change)]
+        lines.append(cells)
+    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+    table = [
+        "  ".join(
+            cell.ljust(w) if i in (0, 6) else cell.rjust(w)
+            for i, (cell, w) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in lines
+    ]
+    said = [text for text in (caution(results), *results.notes) if text]
+    return "\n".join([*[line.rstrip() for line in table], *([""] if said else []), *said])
+
+
+def caution(results: Results) -> str:
+    """What must be said before any number, where there are too few seeds."""
+    if len(results.rows) < 2:
+        return "One row alone: there is nothing to compare it with."
+    toy = "toy " if cost.parameters(results.rows[0].config)["total"] < 2e7 else ""
+    if results.fewest_seeds == 1:
+        return (
+            f"One {toy}seed ranks nothing: with the next seed the rows may stand in another order and at other "
+            "distances. Three seeds or more give intervals."
+        )
+    if results.fewest_seeds == 2:
+        return "Two seeds show a spread but give no interval, so nothing here is ranked. Three or more do."
+    return ""
+
+
+# ---- the numbers ----
+
+
+def csv_text(rows: list[dict[str, Any]]) -> str:
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    out = io.StringIO()
+    writer = csv.DictWriter(out, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+def run_rows(results: Results) -> list[dict[str, Any]]:
+    rows = []
+    for row in results.rows:
+        for run in row.runs:
+            last, steps = run.of_kind("eval")[-1], run.of_kind("step")
+            speeds = sorted(line["tokens_per_second"] for line in steps if "tokens_per_second" in line)
+            rows.append(
+                {
+                    "row": row.name, "seed": run.seed, "lr": run.lr, "steps": run.steps, "tokens": run.tokens,
+                    "valid_loss": run.valid_loss, "bits_per_byte": last["bits_per_byte"],
+                    "valid_tokens": last["valid_tokens"], "in_context_score": last["in_context_score"],
+                    "average_accuracy": results.average(run),
+                    "tokens_per_second": speeds[len(speeds) // 2] if speeds else None, **run.versions,
+                }
+            )  # fmt: skip
+    return rows
+
+
+def difference_rows(results: Results) -> list[dict[str, Any]]:
+    """Every row against the baseline: one line per measure, and every seed in a column of its own."""
+    measures: dict[str, Any] = {"valid_loss": valid_loss}
+    if results.tasks():
+        measures["average_accuracy"] = results.average
+        measures |= {task: lambda run, task=task: _score(run, task) for task in results.tasks()}
+    rows = []
+    for measure, read in measures.items():
+        for row in results.rows:
+            if (change := results.against_baseline(row, read)) is None:
+                continue
+            low, high = change.interval or (None, None)
+            rows.append(
+                {
+                    "measure": measure, "row": row.name, "baseline": results.baseline, "seeds": change.n,
+                    "mean": change.mean, "spread": change.spread, "low": low, "high": high,
+                    "told_apart": change.told_apart, **{f"seed_{seed}": value for seed, value in change.values.items()},
+                }
+            )  # fmt: skip
+    return rows
+
+
+def accuracy_rows(results: Results) -> list[dict[str, Any]]:
+    return [
+        {"row": row.name, "seed": run.seed, "step": line["step"], "tokens": line["tokens"], "task": task, **values}
+        for row in results.rows
+        for run in row.runs
+        for line in run.of_kind("tasks")
+        for task, values in line["results"].items()
+    ]
+
+
+def cost_rows(results: Results) -> list[dict[str, Any]]:
+    return [
+        {
+            "row": row.name,
+            "cache_scalars_per_token_per_layer": cost.cache_scalars_per_token_per_layer(row.config),
+            "cache_bytes_per_token": cost.cache_bytes_per_token(row.config),
+            "parameters": cost.parameters(row.config)["total"],
+            "parameters_without_embeddings": parameters_without_embeddings(row),
+        }
+        for row in results.rows
+    ]
+
+
+def rate_rows(results: Results) -> list[dict[str, Any]]:
+    return [
+        {"row": r.row, "lr": r.lr, "seeds": r.loss.n, "mean": r.loss.mean, "spread": r.loss.spread, "chosen": r.chosen}
+        for r in results.rates
+    ]

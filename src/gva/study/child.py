@@ -1,0 +1,62 @@
+"""The process that trains the seeds of one row, one after another: compilation is paid once.
+
+Started by `gva.study.runner` as `python -m gva.study.child JOB`, JOB being a JSON object.
+"""
+
+import gc
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+WEIGHTS = {"all": (), "model": ("checkpoints",), "none": ("checkpoints", "model")}  # what goes when a run is done
+
+
+def main(job: dict[str, Any]) -> int:
+    _stop_with(job["parent"])
+    from gva.data.shards import TokenDataset
+    from gva.study.matrix import Row
+    from gva.train.loop import Stopped, train
+
+    data, folder = Path(job["data"]), Path(job["folder"])
+    row = Row(job["name"], job["variant"], tuple(job["seeds"]), job["overrides"])
+    for seed in row.seeds:
+        print(f"--- {row.name} seed {seed}", file=sys.stderr, flush=True)
+        config, recipe = row.build(job["preset"], seed, TokenDataset(data).vocab_size)
+        out = folder / f"seed-{seed}"
+        try:
+            train(config, recipe, data, out, device=job["device"], progress=False)
+        except Stopped as stopped:
+            print(stopped, file=sys.stderr)
+            return 130
+        if int(os.environ.get("RANK", "0")) == 0:
+            discard_weights(out, job["weights"])
+        gc.collect()  # the last model must be gone from the device before the next one comes
+    return 0
+
+
+def discard_weights(out: Path, keep: str) -> None:
+    """Remove what a finished run needs no more: nothing, its checkpoints, or the trained model too."""
+    for name in WEIGHTS[keep]:
+        shutil.rmtree(out / name, ignore_errors=True)
+
+
+def _stop_with(parent: int) -> None:
+    """When the comparison is killed without a word, its training stops too, with a checkpoint."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    if "RANK" not in os.environ:  # under torchrun the parent is torchrun, which looks after its own
+        threading.Thread(target=watch, daemon=True).start()
+
+
+if __name__ == "__main__":
+    sys.exit(main(json.loads(sys.argv[1])))

@@ -1,0 +1,305 @@
+"""Finished runs read back from their folders, merged over machines, and only if they may be compared."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from gva.config import VARIANTS, GvaConfig
+from gva.errors import check
+from gva.study.matrix import ROW
+from gva.study.statistics import Estimate, paired
+from gva.train.folder import RUN, differences
+from gva.train.metrics import read_metrics
+
+TASKS = {
+    "hellaswag": "HellaSwag",
+    "winogrande": "WinoGrande",
+    "openbookqa": "OBQA",
+    "arc_easy": "ARC-E",
+    "arc_challenge": "ARC-C",
+}
+# What two runs of one row may differ in, and what two rows may, being what is compared or recorded beside it.
+_SEED = ("recipe.seed",)
+_ROW = ("recipe.seed", "recipe.lr", "model.")
+
+
+class NotComparable(ValueError):
+    """Runs that a table must not put side by side; says which and why."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One finished run."""
+
+    row: str
+    of: str  # the row that a sweep's row is a learning rate of; else the row itself
+    order: int  # where the row stood in its matrix
+    data: str  # a name for what it was trained on, where known
+    folder: Path
+    identity: dict[str, dict[str, Any]]
+    versions: dict[str, str]
+    lines: list[dict[str, Any]] = field(repr=False)
+
+    @property
+    def seed(self) -> int:
+        return self.identity["recipe"]["seed"]
+
+    @property
+    def lr(self) -> float:
+        return self.identity["recipe"]["lr"]
+
+    @property
+    def config(self) -> GvaConfig:
+        return GvaConfig.from_dict(dict(self.identity["model"]))
+
+    def of_kind(self, kind: str) -> list[dict[str, Any]]:
+        return [line for line in self.lines if line["kind"] == kind]
+
+    @cached_property
+    def steps(self) -> int:
+        return self.of_kind("done")[-1]["step"]
+
+    @cached_property
+    def tokens(self) -> int:
+        return self.of_kind("done")[-1]["tokens"]
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.identity["recipe"]["global_batch"] * self.identity["recipe"]["length"]
+
+    @cached_property
+    def valid_loss(self) -> float:
+        return self.of_kind("eval")[-1]["valid_loss"]
+
+    @cached_property
+    def tasks(self) -> dict[str, dict[str, Any]]:
+        """Task accuracies at the end of training; empty where none were measured then."""
+        last = [line for line in self.of_kind("tasks") if line["step"] == self.steps]
+        return last[-1]["results"] if last else {}
+
+
+def score(result: dict[str, Any]) -> float:
+    """The accuracy of a task that its authors report: length-normalised where lm-eval defines it."""
+    return result["acc"] if result.get("acc_norm") is None else result["acc_norm"]
+
+
+@dataclass(frozen=True)
+class ComparedRow:
+    """A row and its runs; in a sweep, those at its own best learning rate."""
+
+    name: str
+    runs: list[Run]
+
+    @property
+    def config(self) -> GvaConfig:
+        return self.runs[0].config
+
+    @property
+    def lr(self) -> float:
+        return self.runs[0].lr
+
+    @property
+    def seeds(self) -> list[int]:
+        return [run.seed for run in self.runs]
+
+    def measure(self, read: Callable[[Run], float | None]) -> Estimate | None:
+        """One number per run that has it; None if no run has."""
+        values = {run.seed: value for run in self.runs if (value := read(run)) is not None}
+        return Estimate(values) if values else None
+
+    @property
+    def valid_loss(self) -> Estimate:
+        return Estimate({run.seed: run.valid_loss for run in self.runs})
+
+
+@dataclass(frozen=True)
+class Rate:
+    """One learning rate of a swept row."""
+
+    row: str
+    lr: float
+    loss: Estimate
+    chosen: bool
+
+
+@dataclass
+class Results:
+    rows: list[ComparedRow]
+    baseline: str
+    rates: list[Rate] = field(default_factory=list)
+    unfinished: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # what a reader must know before comparing
+    data: str = ""  # what the runs were trained on, where known
+
+    def row(self, name: str) -> ComparedRow:
+        return next(row for row in self.rows if row.name == name)
+
+    @property
+    def runs(self) -> list[Run]:
+        return [run for row in self.rows for run in row.runs]
+
+    @property
+    def fewest_seeds(self) -> int:
+        return min(len(row.runs) for row in self.rows)
+
+    def tasks(self) -> list[str]:
+        """The tasks that every row has a run for, in the paper's order; others after them."""
+        found = [set().union(*(run.tasks for run in row.runs)) for row in self.rows]
+        common = set.intersection(*found) if found else set()
+        return [name for name in TASKS if name in common] + sorted(common - TASKS.keys())
+
+    def average(self, run: Run) -> float | None:
+        """The unweighted mean accuracy of a run over the common tasks."""
+        tasks = self.tasks()
+        if not tasks or any(task not in run.tasks for task in tasks):
+            return None
+        return sum(score(run.tasks[task]) for task in tasks) / len(tasks)
+
+    def against_baseline(self, row: ComparedRow, read: Callable[[Run], float | None]) -> Estimate | None:
+        """The difference of a row to the baseline, paired by seed; None for the baseline itself or where unknown."""
+        ours, theirs = row.measure(read), self.row(self.baseline).measure(read)
+        if row.name == self.baseline or ours is None or theirs is None:
+            return None
+        return paired(ours.values, theirs.values)
+
+
+def load(folders: Iterable[Path], baseline: str | None = None) -> Results:
+    """The comparison of all finished runs under these folders, as one machine or several left them."""
+    runs: dict[tuple[str, int], Run] = {}
+    unfinished: set[tuple[str, int]] = set()
+    order: dict[str, int] = {}
+    for folder in folders:
+        check(folder.is_dir(), "FOLDER", str(folder), "no such folder; give one that gva compare or gva train wrote")
+        for run in _read_runs(folder):
+            key = (run.row, run.seed)
+            order.setdefault(run.of, run.order)
+            if not run.of_kind("done"):
+                unfinished.add(key)
+            elif key in runs and runs[key].folder.resolve() != run.folder.resolve():
+                _refuse_twice(runs[key], run)
+            else:
+                runs[key] = run
+    given = ", ".join(map(str, folders))
+    if not runs:
+        raise NotComparable(f"{given}: no finished run; run gva compare again, it goes on where it was")
+    found = [runs[key] for key in sorted(runs)]
+    _refuse_mixture(found)
+    rows, rates, notes = _rows_at_their_rate(found, sorted(order, key=lambda name: (order[name], name)))
+    names = [row.name for row in rows]
+    if baseline is not None and baseline not in names:
+        raise ValueError(f"baseline={baseline!r}: no finished run of it, only of {names}")
+    chosen = baseline or ("gqa" if "gqa" in names else names[0])
+    missing = sorted(f"{row}:{seed}" for row, seed in unfinished - runs.keys())
+    results = Results(rows, chosen, rates, missing, notes, next((run.data for run in found if run.data), ""))
+    results.notes += _visible_differences(results)
+    return results
+
+
+def _read_runs(folder: Path) -> Iterator[Run]:
+    for record in sorted(folder.rglob(RUN)):
+        out = record.parent
+        content = json.loads(record.read_text())
+        own = out.parent / ROW
+        row = json.loads(own.read_text()) if own.is_file() else {}
+        name = row.get("name", out.parent.name if out.name.startswith("seed-") else out.name)
+        of, order, data = row.get("of", name), row.get("order", len(VARIANTS)), row.get("data", "")
+        yield Run(name, of, order, data, out, content["identity"], content.get("versions", {}), read_metrics(out))
+
+
+def _refuse_twice(a: Run, b: Run) -> None:
+    """The same run copied to two places is fine; two different runs under one name are not."""
+    if differences(a.identity, b.identity) or a.valid_loss != b.valid_loss:
+        raise NotComparable(
+            f"{a.folder} and {b.folder} are both {a.row} seed {a.seed}, and differ; leave one of them out"
+        )
+
+
+def _refuse_mixture(runs: list[Run]) -> None:
+    """Raise NotComparable for different data, different validation sets, or one row trained in two ways."""
+    first = runs[0]
+    for run in runs[1:]:
+        for split in ("train", "valid"):
+            if run.identity["data"][split] != first.identity["data"][split]:
+                raise NotComparable(
+                    f"{first.folder} and {run.folder} have different {split} data (fingerprints "
+                    f"{first.identity['data'][split]} and {run.identity['data'][split]}): not a comparison; make two "
+                    "reports, or train both on one prepared folder"
+                )
+    counts = {line["valid_tokens"]: run.folder for run in runs for line in run.of_kind("eval")}
+    if len(counts) > 1:
+        (a, folder_a), (b, folder_b) = list(counts.items())[:2]
+        raise NotComparable(
+            f"{folder_a} was validated on {a:,} tokens and {folder_b} on {b:,}: their losses do not compare; train "
+            "with the same length and eval_sequences"
+        )
+    for run in runs:
+        if not run.of_kind("eval"):
+            raise NotComparable(f"{run.folder}: no validation loss in its metrics; train it with gva train or compare")
+    by_row: dict[str, Run] = {}
+    for run in runs:
+        other = by_row.setdefault(run.row, run)
+        changed = [name for name in differences(other.identity, run.identity) if name not in _SEED]
+        if changed:
+            raise NotComparable(
+                f"{other.folder} and {run.folder} are both called {run.row} but differ in {', '.join(changed)}; "
+                "rename the folder of one row"
+            )
+
+
+def _rows_at_their_rate(runs: list[Run], order: list[str]) -> tuple[list[ComparedRow], list[Rate], list[str]]:
+    """Each row with its runs; a swept one with those at its best rate by mean validation loss."""
+    rows, rates, notes = [], [], []
+    for name in order:
+        candidates: dict[str, list[Run]] = {}
+        for run in runs:
+            if run.of == name:
+                candidates.setdefault(run.row, []).append(run)
+        if not candidates:
+            continue
+        swept = sorted(candidates.values(), key=lambda found: found[0].lr)
+        losses = [Estimate({run.seed: run.valid_loss for run in found}) for found in swept]
+        whole = [i for i, loss in enumerate(losses) if loss.n == max(other.n for other in losses)]
+        best = min(whole, key=lambda i: losses[i].mean)
+        rows.append(ComparedRow(name, swept[best]))
+        if len(swept) == 1 and swept[0][0].row == name:
+            continue
+        rates += [Rate(name, found[0].lr, losses[i], i == best) for i, found in enumerate(swept)]
+        if len(swept) > 2 and best in (0, len(swept) - 1):
+            notes.append(f"{name} did best at the edge of its sweep ({swept[best][0].lr:g}): widen it that way.")
+        if len(whole) < len(swept):
+            notes.append(f"{name}: some rates have fewer seeds than others and could not be chosen.")
+    return rows, rates, notes
+
+
+def _visible_differences(results: Results) -> list[str]:
+    """Sentences about what differs between rows besides the attention, and what is missing."""
+    notes, base = [], results.row(results.baseline).runs[0]
+    for row in results.rows:
+        changed = differences(base.identity, row.runs[0].identity)
+        told = [f"{k.split('.')[1]} {a} → {b}" for k, (a, b) in changed.items() if not k.startswith(_ROW)]
+        told += [f"lr {a:g} → {b:g}" for k, (a, b) in changed.items() if k == "recipe.lr"]
+        size = [k for k in changed if k.startswith("model.") and k.split(".")[1] in _SIZE]
+        if {"mha", "mqa"} & {base.config.attention, row.config.attention}:  # their groups are what they are
+            size = [k for k in size if k != "model.num_value_groups"]
+        told += [f"{k.split('.')[1]} {changed[k][0]} → {changed[k][1]}" for k in size]
+        if told:
+            notes.append(f"{row.name} differs from {results.baseline} in more than the attention: {', '.join(told)}.")
+    for package in sorted({name for run in results.runs for name in run.versions}):
+        versions = sorted({run.versions.get(package, "unknown") for run in results.runs})
+        if len(versions) > 1:
+            notes.append(f"The runs were made with different versions of {package}: {', '.join(versions)}.")
+    counts = sorted({len(row.runs) for row in results.rows})
+    if len(counts) > 1:
+        notes.append(f"Rows have from {counts[0]} to {counts[-1]} seeds; differences use the seeds both rows have.")
+    if results.unfinished:
+        notes.append(f"Not finished, and left out: {', '.join(results.unfinished)}.")
+    return notes
+
+
+_SIZE = (
+    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_value_groups",
+    "value_head_dim", "vocab_size", "rope_theta", "rope_parameters", "initializer_range", "tie_word_embeddings",
+)  # fmt: skip

@@ -1,0 +1,224 @@
+"""Executes a matrix: rows one after another, the seeds of a row in one process of its own.
+
+A crash costs the run that crashed: the other seeds of its row go on in a new process, the other rows in theirs. A run
+is done once its metrics say so, so that the same command goes on after a stop or a kill.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from tqdm import tqdm
+
+from gva.data.shards import TokenDataset
+from gva.study.child import discard_weights
+from gva.study.matrix import Matrix, Row, write_row
+from gva.train.folder import identity_of, refuse_another
+from gva.train.metrics import METRICS, is_done, read_metrics
+
+LOG = "log.txt"
+LOG_TAIL = 15  # lines of it that a failure shows
+POLL = 0.25  # seconds
+
+
+@dataclass
+class Outcome:
+    """How the chosen runs ended."""
+
+    finished: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)  # the run and the end of its log
+    stopped: bool = False
+
+
+def run_folder(out: Path, row: Row, seed: int) -> Path:
+    return out / "runs" / row.name / f"seed-{seed}"
+
+
+class Runner:
+    """`device`, `weights` (all | model | none) and `ranks` (processes per run, through torchrun) hold for all runs."""
+
+    def __init__(
+        self,
+        matrix: Matrix,
+        data: Path,
+        out: Path,
+        *,
+        device: str | None = None,
+        weights: str = "model",
+        ranks: int = 1,
+        progress: bool = True,
+    ) -> None:
+        self.matrix, self.data, self.out = matrix, data, out
+        self.device, self.weights, self.ranks, self.progress = device, weights, ranks, progress
+        index = TokenDataset(data).index
+        self.vocab_size = index["vocab_size"]
+        came_from = index.get("provenance", {})
+        self.data_name = came_from.get("dataset") or ", ".join(came_from.get("inputs", [])[:4])
+        self.outcome = Outcome()
+        self._child: subprocess.Popen | None = None
+
+    def execute(self, runs: list[tuple[Row, int]]) -> Outcome:
+        """Bring every run to its end, or tell why not. Settings that changed are refused before anything starts."""
+        self._refuse_changes(runs)
+        pending = [(row, seed) for row, seed in runs if not self._done(row, seed)]
+        for row, seed in runs:
+            if (row, seed) not in pending:
+                discard_weights(run_folder(self.out, row, seed), self.weights)
+                self.outcome.finished.append(f"{row.name}:{seed}")
+        before = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            with Progress(self.matrix.preset, runs, pending, self.out, self.progress) as progress:
+                for _, group in groupby(pending, key=lambda run: run[0].name):
+                    self._run_row(list(group), progress)
+                    if self.outcome.stopped:
+                        break
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        return self.outcome
+
+    def _run_row(self, group: list[tuple[Row, int]], progress: "Progress") -> None:
+        row, seeds = group[0][0], [seed for _, seed in group]
+        write_row(self.out / "runs" / row.name, self.matrix, row, self.data_name)
+        while seeds and not self.outcome.stopped:
+            batch = seeds[:1] if self.ranks > 1 else seeds  # a torchrun group lives for one run
+            code = self._run_child(row, batch, progress)
+            done = [seed for seed in batch if self._done(row, seed)]
+            self.outcome.finished += [f"{row.name}:{seed}" for seed in done]
+            left = [seed for seed in seeds if seed not in done]
+            if code == 130 or self.outcome.stopped:
+                self.outcome.stopped = True
+                return
+            if len(done) < len(batch):
+                failed = next(seed for seed in batch if seed not in done)
+                self.outcome.failed[f"{row.name}:{failed}"] = self._log_tail(row, code)
+                left.remove(failed)
+            seeds = left
+
+    def _run_child(self, row: Row, seeds: list[int], progress: "Progress") -> int:
+        folder = self.out / "runs" / row.name
+        job = {
+            "preset": self.matrix.preset, "name": row.name, "variant": row.variant, "overrides": row.overrides,
+            "seeds": seeds, "data": str(self.data), "folder": str(folder), "device": self.device,
+            "weights": self.weights, "parent": os.getpid(),
+        }  # fmt: skip
+        launcher = [sys.executable, "-m"]
+        if self.ranks > 1:
+            launcher += ["torch.distributed.run", "--standalone", f"--nproc-per-node={self.ranks}", "-m"]
+        with (folder / LOG).open("ab") as log:
+            log.write(f"\n=== {time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode())
+            log.flush()
+            # A session of its own: Ctrl-C reaches the child through us, once, and not a second time by the terminal.
+            self._child = subprocess.Popen(
+                [*launcher, "gva.study.child", json.dumps(job)],
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                # Threads that spin while they wait make training several times slower on cores shared with others.
+                env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ},
+            )
+            while self._child.poll() is None:
+                progress.look(row, seeds)
+                time.sleep(POLL)
+        progress.look(row, seeds)
+        return self._child.returncode
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        """Ask the child for a checkpoint; asked again, it ends at once."""
+        self.outcome.stopped = True
+        if self._child is not None:
+            with suppress(ProcessLookupError):
+                self._child.send_signal(signal.SIGTERM)
+
+    def _done(self, row: Row, seed: int) -> bool:
+        return is_done(run_folder(self.out, row, seed))
+
+    def _log_tail(self, row: Row, code: int) -> str:
+        log = self.out / "runs" / row.name / LOG
+        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()][-LOG_TAIL:]
+        ended = f"killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        return "\n".join([f"{ended}; the whole log: {log}", *lines])
+
+    def _refuse_changes(self, runs: list[tuple[Row, int]]) -> None:
+        train_set, valid_set = TokenDataset(self.data), TokenDataset(self.data, "valid")
+        for row, seed in runs:
+            config, recipe = row.build(self.matrix.preset, seed, self.vocab_size)
+            refuse_another(run_folder(self.out, row, seed), identity_of(config, recipe, train_set, valid_set))
+
+
+class Progress:
+    """One bar over the steps of all runs: which run of how many, its loss, the time left; a line when one is done."""
+
+    def __init__(
+        self, preset: str, runs: list[tuple[Row, int]], pending: list[tuple[Row, int]], out: Path, active: bool
+    ) -> None:
+        self.out, self.active, self.count = out, active, len(runs)
+        self.number = {(row.name, seed): i for i, (row, seed) in enumerate(runs, 1)}
+        self.steps = {(row.name, seed): row.build(preset, seed)[1].steps for row, seed in pending}
+        self.start = {key: max([line["step"] for line in self._tail(*key)], default=0) for key in self.steps}
+        self.seen = dict(self.start)
+        self.told: set[tuple[str, int]] = set()
+        self.since = time.monotonic()
+        # Off a terminal (a log, CI) a bar would be thousands of lines; there the line per run remains.
+        shown = active and sys.stderr.isatty()
+        self.bar = tqdm(total=sum(self.steps.values()) - sum(self.start.values()), unit="step", disable=not shown)
+        if active and len(pending) < len(runs):
+            print(f"{len(runs) - len(pending)} of {len(runs)} runs are done already", flush=True)
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.bar.close()
+
+    def look(self, row: Row, seeds: list[int]) -> None:
+        """Read how far the row's runs have come."""
+        for seed in seeds:
+            key = (row.name, seed)
+            if key in self.told:
+                continue
+            lines = self._tail(*key)
+            step: dict[str, Any] = next((line for line in reversed(lines) if line["kind"] == "step"), {})
+            self.seen[key] = max(self.seen[key], step.get("step", 0))
+            self.bar.set_description(f"[{self.number[key]}/{self.count}] {row.name} seed {seed}", refresh=False)
+            self.bar.set_postfix({"loss": f"{step['loss']:.3f}"} if step else {}, refresh=False)
+            if not any(line["kind"] == "done" for line in lines):
+                break
+            self._tell(key)
+        self.bar.n = sum(self.seen.values()) - sum(self.start.values())
+        self.bar.refresh()
+
+    def _tell(self, key: tuple[str, int]) -> None:
+        self.told.add(key)
+        name, seed = key
+        evaluated = read_metrics(self.out / "runs" / name / f"seed-{seed}", "eval")
+        loss = f"validation loss {evaluated[-1]['valid_loss']:.4f}, " if evaluated else ""
+        seconds, self.since = time.monotonic() - self.since, time.monotonic()
+        if self.active:
+            which = f"[{self.number[key]}/{self.count}] {name} seed {seed}"
+            self.bar.write(f"{which}: {loss}{self.steps[key]} steps, {seconds:.0f} s", file=sys.stdout)
+            sys.stdout.flush()
+
+    def _tail(self, name: str, seed: int) -> list[dict[str, Any]]:
+        """The last lines a run has logged. Not the whole file: this is read four times a second."""
+        path = self.out / "runs" / name / f"seed-{seed}" / METRICS
+        if not path.is_file():
+            return []
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - 2**16))
+            texts = file.read().splitlines()
+        lines = []
+        for text in texts:
+            with suppress(ValueError):  # cut at its beginning, or still being written
+                line = json.loads(text)
+                lines += [line] if isinstance(line, dict) else []
+        return lines

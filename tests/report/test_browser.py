@@ -1,0 +1,88 @@
+"""The page in a real browser: every plot has its marks, nothing errors, nothing is asked of a network."""
+
+import json
+import re
+
+import pytest
+
+from gva.cli import main
+from report.chromium import BROWSER, Page
+from report.test_page import DECODE, full, panels, read
+
+pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium here: apt-get install chromium")
+DRAWN = "document.documentElement?.dataset.drawn > 0"
+# For each plot: its traces, and the size of what they were drawn into.
+MARKS = """Object.fromEntries([...document.querySelectorAll("[data-plot]")].map((card) => {
+  const box = card.querySelector(".plot .plot-container .main-svg").getBoundingClientRect();
+  const shown = [...card.querySelectorAll(".scatterlayer .trace")].filter((trace) => {
+    const parts = [...trace.querySelectorAll(".js-line, .point")];
+    return parts.some((part) => { const b = part.getBoundingClientRect(); return b.width + b.height > 0; });
+  });
+  return [card.dataset.plot, { traces: shown.length, width: box.width, height: box.height }];
+}))"""
+
+__all__ = ["full"]
+
+
+@pytest.fixture
+def opened(full, tmp_path_factory):
+    assert main(["report", str(full), "--decode-csv", str(DECODE)]) == 0
+    html = read(full / "report")
+    with Page(full / "report" / "index.html", tmp_path_factory.mktemp("profile")) as page:
+        page.wait(DRAWN)
+        yield page, html
+
+
+def expected(html):
+    data = json.loads(re.search(r'id="data">(.*?)</script>', html, flags=re.S)[1])
+    return {name: len(plot["figure"]["data"]) for name, plot in data["plots"].items()}
+
+
+def test_every_plot_is_drawn_in_both_themes_and_nothing_errs(opened):
+    page, html = opened
+    wanted = expected(html)
+    assert sorted(wanted) == sorted(panels(html))
+
+    def check():
+        for name, found in page.value(MARKS).items():
+            assert found["traces"] == wanted[name], name
+            assert found["width"] > 200, name
+            assert found["height"] > 150, name
+
+    check()
+    ink = page.value("getComputedStyle(document.body).color")
+    tick = page.value("getComputedStyle(document.querySelector('.xtick text')).fill")
+    page.value("document.getElementById('theme').click()")
+    page.wait(f"getComputedStyle(document.querySelector('.xtick text')).fill !== {json.dumps(tick)}")
+    assert page.value("getComputedStyle(document.body).color") != ink
+    check()
+    assert page.errors == []
+    assert [address.split(":")[0] for address in page.requests] == ["file"], "the page itself, and nothing else"
+
+
+def test_a_row_is_hidden_everywhere_and_the_whole_run_can_be_seen(opened):
+    page, _ = opened
+    before = page.value(MARKS)
+    page.value("document.querySelector('.chip[data-row=shared-kv]').click()")
+    page.wait("document.querySelectorAll('[data-plot=pareto] .scatterlayer .trace').length === 4")
+    page.wait("document.querySelectorAll('[data-plot=positions] .scatterlayer .trace').length === 4")
+    parts = "[...document.querySelectorAll('tr[data-row=shared-kv], .bar[data-row=shared-kv]')]"
+    assert page.value(f"{parts}.length > 3 && {parts}.every((part) => part.getBoundingClientRect().height === 0)")
+    page.value("document.querySelector('.chip[data-row=shared-kv]').click()")
+    page.wait("document.querySelectorAll('[data-plot=positions] .scatterlayer .trace').length === 8")
+    assert page.value(MARKS) == before
+    ticks = "[...document.querySelectorAll('[data-plot=training-loss] .ytick text')]"
+    top = f"Math.max(...{ticks}.map((tick) => +tick.textContent))"
+    zoomed = page.value(top)
+    page.value("document.querySelector('[data-plot=training-loss] [data-view=\"1\"]').click()")
+    page.wait(f"{top} > {zoomed}")
+    assert page.errors == []
+
+
+def test_it_fits_a_narrow_window(opened):
+    page, _ = opened
+    page.size(390, 800)
+    page.wait("document.documentElement.scrollWidth <= 390")
+    widths = page.value("[...document.querySelectorAll('.plot .main-svg')].map((s) => s.getBoundingClientRect().width)")
+    assert 200 < min(widths) <= max(widths) < 390
+    assert page.errors == []

@@ -1,0 +1,118 @@
+"""The page as text: self-contained, only panels that have data, honest about seeds; test_browser.py looks at it."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from gva.cli import main
+from gva.report import write_report
+from gva.study.results import load
+from study.folders import write_run
+
+pytest.importorskip("plotly", reason="plotly draws the page: pip install 'grouped-value-attention[report]'")
+
+FIVE = {"hellaswag": 0.40, "winogrande": 0.52, "openbookqa": 0.30, "arc_easy": 0.50, "arc_challenge": 0.28}
+DECODE = Path(__file__).parents[2] / "benchmarks" / "results" / "decode.csv"
+ALWAYS = ["training-loss", "gap", "loss-forest", "pareto", "in-context", "induction", "previous-token", "key-scale",
+          "positions"]  # fmt: skip
+
+
+def panels(html):
+    return re.findall(r'data-plot="([\w-]+)"', html)
+
+
+def read(folder):
+    return (folder / "index.html").read_text()
+
+
+@pytest.fixture
+def full(tmp_path):
+    """Everything a report can show: tasks, a sweep, shared KV, three seeds."""
+    for seed in range(3):
+        for rate in (1e-3, 2e-3, 4e-3):
+            fields = {"lr": rate}
+            for name, loss in (("gqa", 4.0), ("shared-kv", 4.1), ("gva-drope-16", 4.01)):
+                tasks = {task: value - loss / 100 + 0.001 * seed for task, value in FIVE.items()}
+                lost = loss + 0.01 * seed + abs(rate - 2e-3)
+                write_run(tmp_path, f"{name}-lr{rate:g}", seed, lost, variant=name, fields=fields, of=name, tasks=tasks)
+    return tmp_path
+
+
+def test_panels_without_data_are_absent(tmp_path):
+    write_run(tmp_path, "gqa", 0, 4.0)
+    write_run(tmp_path, "gva-drope-16", 0, 4.1)
+    assert main(["report", str(tmp_path)]) == 0
+    html = read(tmp_path / "report")
+    assert panels(html) == ALWAYS
+    assert "One toy seed ranks nothing" in html
+    for absent in ("HellaSwag", "Decode speed", "Learning rates", "95% interval ["):
+        assert absent not in html
+    assert not (tmp_path / "report" / "accuracy.csv").exists()
+
+
+def test_panels_with_data_are_there(full, capsys):
+    assert main(["report", str(full), "--decode-csv", str(DECODE)]) == 0
+    html = read(full / "report")
+    tasks = [f"task-{task}" for task in FIVE]
+    assert set(panels(html)) == {*ALWAYS, "shared-kv", "accuracy-forest", "rates", "decode", *tasks}
+    assert "ranks nothing" not in html
+    assert "<b>higher validation loss than GQA:</b> Shared KV, GVA + DRoPE 16" in html
+    shown = capsys.readouterr().out
+    assert shown.rstrip().endswith("index.html")
+    assert "gva-drope-16" in shown
+
+
+def test_it_is_self_contained_small_and_reproducible(full):
+    results = load([full])
+    write_report(results, full / "a", DECODE)
+    write_report(load([full]), full / "b", DECODE)
+    html = read(full / "a")
+    assert html == read(full / "b")
+    assert len(html.encode()) < 3_000_000
+    own = re.sub(r'<script type="text/plain" id="library">.*?</script>', "", html, flags=re.S)
+    assert not re.search(r"""(src|href)\s*=\s*["']?(https?:)?//""", own)
+    assert "default-src 'none'" in own
+    assert "{{" not in re.sub(r"<script.*?</script>|<style.*?</style>", "", own, flags=re.S)
+
+
+def test_names_of_folders_cannot_break_the_page(tmp_path):
+    write_run(tmp_path, "gqa", 0, 4.0)
+    folder = write_run(tmp_path, "mla", 0, 4.0)
+    alone = folder.rename(tmp_path / "runs" / "<b>&'")
+    assert main(["report", str(tmp_path)]) == 0
+    html = read(tmp_path / "report")
+    assert alone.name not in html
+    assert "&lt;b&gt;&amp;&#x27;" in html
+
+
+def test_without_plotly_the_tables_are_written_and_the_page_is_asked_for(tmp_path, monkeypatch, capsys):
+    from gva.report import page
+
+    write_run(tmp_path, "gqa", 0, 4.0)
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    monkeypatch.delitem(sys.modules, "plotly.offline", raising=False)
+    page.plotly_script.cache_clear()
+    assert main(["report", str(tmp_path)]) == 0
+    captured = capsys.readouterr()
+    assert "plotly is missing" in captured.err
+    assert captured.out.rstrip().endswith("report.md")
+    assert not (tmp_path / "report" / "index.html").exists()
+    assert (tmp_path / "report" / "runs.csv").is_file()
+
+
+def test_a_decode_table_of_another_shape_is_refused(tmp_path, capsys):
+    write_run(tmp_path, "gqa", 0, 4.0)
+    other = tmp_path / "other.csv"
+    other.write_text("a,b\n1,2\n")
+    assert main(["report", str(tmp_path), "--decode-csv", str(other)]) == 2
+    assert "gva bench decode" in capsys.readouterr().err
+
+
+def test_folders_that_do_not_compare_are_refused(tmp_path, capsys):
+    write_run(tmp_path, "gqa", 0, 4.0)
+    write_run(tmp_path, "mla", 0, 4.0, valid_tokens=12)
+    assert main(["report", str(tmp_path)]) == 2
+    assert "their losses do not compare" in capsys.readouterr().err
+    assert not (tmp_path / "report").exists()

@@ -1,0 +1,116 @@
+"""Tables say what the runs hold, with their uncertainty and no more."""
+
+import csv
+import io
+
+import pytest
+
+from gva.report import tables
+from gva.report.curves import DRAWN, curve_rows
+from gva.report.page import markdown
+from gva.study.results import load
+from gva.study.statistics import Estimate
+from study.folders import write_run
+
+FIVE = {"hellaswag": 0.40, "winogrande": 0.52, "openbookqa": 0.30, "arc_easy": 0.50, "arc_challenge": 0.28}
+
+
+@pytest.fixture
+def three(tmp_path):
+    """GQA, a row within the noise of it and one clearly worse, on three seeds."""
+    for seed, base in enumerate((4.0, 4.2, 4.4)):
+        write_run(tmp_path, "gqa", seed, base, tasks=FIVE)
+        write_run(tmp_path, "mla", seed, base + (0.01, -0.01, 0.002)[seed], tasks=FIVE | {"arc_easy": 0.51})
+        write_run(tmp_path, "shared-kv", seed, base + 0.1 + 0.001 * seed, tasks=FIVE | {"hellaswag": 0.35})
+    return load([tmp_path])
+
+
+def cells(table, name):
+    return next(texts for row, seed, texts in table.rows if row == name and not seed)
+
+
+def test_losses_come_with_spread_interval_and_a_careful_verdict(three):
+    table = tables.loss_table(three)
+    assert cells(table, "gqa")[3:] == ["4.2000 ± 0.2000", "2.1000 ± 0.1000", "—", "—"]
+    # 0.1010 ± 4.3027 * 0.001 / sqrt(3)
+    assert cells(table, "shared-kv")[5:] == ["+0.1010 [+0.0985, +0.1035]", "higher"]
+    assert cells(table, "mla")[6] == "not told apart"
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({0: -0.1}, "one seed: open"),
+        ({0: -0.1, 1: -0.1}, "2 seeds: open"),
+        ({0: -0.1, 1: -0.101, 2: -0.099}, "lower"),
+        ({0: -0.1, 1: 0.2, 2: -0.3}, "not told apart"),
+    ],
+)
+def test_no_winner_inside_the_noise(values, said):
+    assert tables.verdict(Estimate(values)) == said
+
+
+def test_the_accuracy_table_has_the_papers_layout_and_every_seed(three):
+    table = tables.accuracy_table(three)
+    assert table.header == ["", "HellaSwag", "WinoGrande", "OBQA", "ARC-E", "ARC-C", "Avg.", "against GQA", "at 95%"]
+    assert cells(table, "gqa")[1:7] == [f"{x} ± 0.00" for x in ("40.00", "52.00", "30.00", "50.00", "28.00", "40.00")]
+    assert cells(table, "shared-kv")[6:] == ["39.00 ± 0.00", "−1.00 [−1.00, −1.00]", "lower"]
+    seeds = [texts for row, seed, texts in table.rows if row == "shared-kv" and seed]
+    assert [texts[0] for texts in seeds] == ["seed 0", "seed 1", "seed 2"]
+    assert {texts[1] for texts in seeds} == {"35.00"}
+    assert "except WinoGrande" in table.note
+
+
+def test_a_minus_is_a_minus_and_zero_has_no_sign():
+    assert [tables.signed(x, 2) for x in (-1.234, 0.001, -0.001, 2.0)] == ["−1.23", "0.00", "0.00", "+2.00"]
+
+
+def test_costs_are_those_of_the_config(three):
+    table = tables.cost_table(three)
+    assert cells(table, "gqa")[1:4] == ["128", "1,024", "—"]
+    assert cells(table, "shared-kv")[1:4] == ["64", "512", "−50.0%"]
+    total, inner = (int(text.replace(",", "")) for text in cells(table, "gqa")[4:])
+    assert total - inner == 2048 * 128, "the embedding of the demo preset, which is tied"
+
+
+def test_too_few_seeds_are_told_on_every_output(tmp_path):
+    write_run(tmp_path, "gqa", 0, 4.0)
+    write_run(tmp_path, "mla", 0, 4.1)
+    one = load([tmp_path])
+    for text in (markdown(one), tables.summary_text(one)):
+        assert "One toy seed ranks nothing" in text
+    write_run(tmp_path, "gqa", 1, 4.0)
+    write_run(tmp_path, "mla", 1, 4.1)
+    write_run(tmp_path, "mqa", 0, 4.1, done=False)
+    assert "Not finished, and left out: mqa:0" in tables.summary_text(load([tmp_path]))
+    assert "Two seeds show a spread but give no interval" in markdown(load([tmp_path]))
+
+
+def test_markdown_tables_are_whole(three):
+    text = markdown(three)
+    assert "ranks nothing" not in text
+    for block in text.split("\n\n"):
+        if block.startswith("|"):
+            assert len({line.count("|") for line in block.splitlines()}) == 1
+
+
+def test_the_numbers_are_in_the_csvs(three):
+    read = {
+        name: list(csv.DictReader(io.StringIO(tables.csv_text(rows))))
+        for name, rows in (
+            ("runs", tables.run_rows(three)),
+            ("differences", tables.difference_rows(three)),
+            ("accuracy", tables.accuracy_rows(three)),
+        )
+    }
+    assert len(read["runs"]) == 9
+    assert {row["valid_loss"] for row in read["runs"] if row["row"] == "gqa"} == {"4.0", "4.2", "4.4"}
+    (worse,) = [r for r in read["differences"] if r["measure"] == "valid_loss" and r["row"] == "shared-kv"]
+    assert float(worse["seed_2"]) == pytest.approx(0.102)
+    assert worse["told_apart"] == "True"
+    assert len(read["accuracy"]) == 9 * 4 * 5
+    drawn = [row for row in curve_rows(three) if row["row"] == "gqa" and row["seed"] == 1]
+    assert {row["curve"] for row in drawn} == set(DRAWN)
+    assert [row["value"] for row in drawn if row["curve"] == "induction_score"] == pytest.approx([0.25, 0.5, 0.75, 1])
+    assert drawn[-1]["tokens"] == 40 * 16 * 128
+    assert {r["acc_norm"] for r in read["accuracy"] if r["task"] == "winogrande"} == {""}

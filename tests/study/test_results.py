@@ -1,0 +1,117 @@
+"""Runs read back: merged over machines, refused where they do not compare, the best rate chosen."""
+
+import shutil
+
+import pytest
+
+from gva.study.results import NotComparable, load
+from study.folders import DATA, write_run
+
+
+def test_differences_are_paired_by_seed(tmp_path):
+    for seed, base in enumerate((4.0, 4.5, 5.0)):
+        write_run(tmp_path, "gqa", seed, base)
+        write_run(tmp_path, "gva-drope-16", seed, base + 0.02 + 0.001 * seed)
+    results = load([tmp_path])
+    assert results.baseline == "gqa"
+    difference = results.against_baseline(results.row("gva-drope-16"), lambda run: run.valid_loss)
+    assert difference.mean == pytest.approx(0.021)
+    assert difference.told_apart
+    assert results.against_baseline(results.row("gqa"), lambda run: run.valid_loss) is None
+    assert results.notes == []
+
+
+def test_folders_of_several_machines_become_one_comparison(tmp_path):
+    a, b, c = tmp_path / "a", tmp_path / "b", tmp_path / "c"
+    write_run(a, "gqa", 0, 4.0)
+    write_run(b, "gqa", 1, 4.1, versions={"torch": "2.11.0"})
+    write_run(b, "mla", 0, 4.2, done=False)
+    shutil.copytree(a, c)  # the same run twice is one run
+    results = load([a, b, c])
+    assert [(row.name, row.seeds) for row in results.rows] == [("gqa", [0, 1])]
+    assert results.unfinished == ["mla:0"]
+    assert any("different versions of torch: 2.11.0, 2.13.0" in note for note in results.notes)
+    assert any("Not finished, and left out: mla:0" in note for note in results.notes)
+
+
+def test_another_run_under_the_same_name_is_refused(tmp_path):
+    write_run(tmp_path / "a", "gqa", 0, 4.0)
+    write_run(tmp_path / "b", "gqa", 0, 4.3)
+    with pytest.raises(NotComparable, match="are both gqa seed 0, and differ"):
+        load([tmp_path / "a", tmp_path / "b"])
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"data": {**DATA, "train": "another"}}, "different train data .*not a comparison"),
+        ({"data": {**DATA, "valid": "another"}}, "different valid data .*not a comparison"),
+        ({"valid_tokens": 2048}, "validated on 4,096 tokens and .* on 2,048"),
+    ],
+)
+def test_runs_on_different_data_are_refused(tmp_path, other, message):
+    write_run(tmp_path, "gqa", 0, 4.0)
+    write_run(tmp_path, "mla", 0, 4.0, **other)
+    with pytest.raises(NotComparable, match=message):
+        load([tmp_path])
+
+
+def test_one_row_trained_in_two_ways_is_refused(tmp_path):
+    write_run(tmp_path / "a", "gqa", 0, 4.0)
+    write_run(tmp_path / "b", "gqa", 1, 4.0, fields={"weight_decay": 0.2})
+    with pytest.raises(NotComparable, match=r"both called gqa but differ in recipe.weight_decay"):
+        load([tmp_path / "a", tmp_path / "b"])
+
+
+def test_rows_that_differ_in_more_than_attention_say_so(tmp_path):
+    write_run(tmp_path, "gqa", 0, 4.0)
+    write_run(tmp_path, "mla", 0, 4.0)
+    write_run(tmp_path, "mha", 0, 4.0)
+    write_run(tmp_path, "gqa-one", 0, 4.0, variant="gqa", fields={"num_value_groups": 1, "lr": 0.01}, steps=80)
+    (note,) = load([tmp_path]).notes
+    assert note.startswith("gqa-one differs from gqa in more than the attention: ")
+    for part in ("steps 40 → 80", "lr 0.003 → 0.01", "num_value_groups 2 → 1"):
+        assert part in note
+
+
+def test_the_best_rate_is_chosen_by_mean_loss(tmp_path):
+    losses = {1e-3: (4.2, 4.0), 2e-3: (4.0, 4.1), 4e-3: (3.9, 4.4)}
+    for rate, found in losses.items():
+        for seed, loss in enumerate(found):
+            write_run(tmp_path, f"gqa-lr{rate:g}", seed, loss, variant="gqa", fields={"lr": rate}, of="gqa")
+            write_run(tmp_path, f"mla-lr{rate:g}", seed, 5 + rate, variant="mla", fields={"lr": rate}, of="mla")
+    results = load([tmp_path])
+    assert [(row.name, row.lr) for row in results.rows] == [("gqa", 2e-3), ("mla", 1e-3)]
+    assert [(rate.row, rate.lr) for rate in results.rates if rate.chosen] == [("gqa", 2e-3), ("mla", 1e-3)]
+    assert len(results.rates) == 6
+    assert [note for note in results.notes if "edge of its sweep" in note] == [
+        "mla did best at the edge of its sweep (0.001): widen it that way."
+    ]
+
+
+def test_a_rate_with_a_missing_seed_is_not_chosen(tmp_path):
+    for rate, losses in {1e-3: (4.2, 4.0), 2e-3: (3.0,)}.items():
+        for seed, loss in enumerate(losses):
+            write_run(tmp_path, f"gqa-lr{rate:g}", seed, loss, variant="gqa", fields={"lr": rate}, of="gqa")
+    results = load([tmp_path])
+    assert results.row("gqa").lr == 1e-3
+    assert any("fewer seeds" in note for note in results.notes)
+
+
+def test_the_average_is_over_the_tasks_that_all_rows_have(tmp_path):
+    five = {"hellaswag": 0.4, "winogrande": 0.52, "openbookqa": 0.3, "arc_easy": 0.5, "arc_challenge": 0.28}
+    write_run(tmp_path, "gqa", 0, 4.0, tasks=five)
+    write_run(tmp_path, "mla", 0, 4.0, tasks={k: v for k, v in five.items() if k != "arc_easy"})
+    results = load([tmp_path])
+    assert results.tasks() == ["hellaswag", "winogrande", "openbookqa", "arc_challenge"]
+    assert results.average(results.row("gqa").runs[0]) == pytest.approx((0.4 + 0.52 + 0.3 + 0.28) / 4)
+
+
+def test_what_is_no_comparison_is_told(tmp_path):
+    with pytest.raises(ValueError, match="no such folder"):
+        load([tmp_path / "nowhere"])
+    with pytest.raises(NotComparable, match="no finished run"):
+        load([tmp_path])
+    write_run(tmp_path, "gqa", 0, 4.0)
+    with pytest.raises(ValueError, match=r"no finished run of it, only of \['gqa'\]"):
+        load([tmp_path], "mla")
