@@ -3,10 +3,10 @@
 import sys
 from collections.abc import Sequence
 
-from gva.cli import bench, cost, data, demo, generate, train
+from gva.cli import bench, cost, data, demo, evaluate, generate, train
 from gva.cli.parser import Parser
 
-COMMANDS = (cost, data, train, generate, bench, demo)
+COMMANDS = (cost, data, train, evaluate, generate, bench, demo)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
