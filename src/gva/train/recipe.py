@@ -67,7 +67,12 @@ class Recipe:
         check_choice("parallel", self.parallel, ("ddp", "fsdp"))
         for name in ("tasks_every", "tasks_limit"):
             check(getattr(self, name) >= 0, name, getattr(self, name), "must not be negative")
-        check(not self.tasks_every or self.tasks_data, "tasks_data", self.tasks_data, "tasks_every needs their folder")
+        check(
+            not self.tasks_every or bool(self.tasks_data),
+            "tasks_data",
+            self.tasks_data,
+            "tasks_every needs their folder",
+        )
         check(0 <= self.warmup <= self.steps, "warmup", self.warmup, f"must lie between 0 and steps={self.steps}")
 
     @property
