@@ -144,6 +144,18 @@ def test_half_precision_scores_close_to_full(files, tokenizer):
         assert 0 < found["largest_difference"] < 0.5
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_gpu_scores_what_the_cpu_does(variant, files, tokenizer):
+    model, tasks = tiny_model(variant, torch.float32, vocab_size=2048, std=0.02), chosen_tasks("paper")
+    here = evaluate(model, tokenizer, tasks, files, progress=False)
+    there = evaluate(model.cuda(), tokenizer, tasks, files, progress=False)
+    half = evaluate(model.bfloat16(), tokenizer, tasks, files, progress=False)
+    assert all(found["largest_difference"] < 1e-4 for found in differences(here, there).values())
+    assert all(0 < found["largest_difference"] < 0.5 for found in differences(here, half).values())
+
+
 def test_a_llama_is_scored_too(files, tokenizer):
     config = LlamaConfig(vocab_size=2048, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
                          num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128)  # fmt: skip

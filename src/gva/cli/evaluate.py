@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     report |= {"device": model.device.type, "dtype": str(model.dtype).removeprefix("torch.")}
     if tasks:
         tokenizer = load_tokenizer_of(place, model.config.vocab_size, arguments.tokenizer, arguments.data)
-        found = _score(arguments, model, tokenizer, tasks)
+        found, report["seconds"] = _score(arguments, model, tokenizer, tasks)
         scored = found.get("own") or found["lm-eval"]
         report["results"] = {name: task.result for name, task in scored.items()}
         report["average"] = average(report["results"])
@@ -63,20 +64,24 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _score(arguments: argparse.Namespace, model: Any, tokenizer: Any, tasks: list[Any]) -> dict[str, Any]:
-    """What each engine asked for found, by its name."""
-    found = {}
+def _score(arguments: argparse.Namespace, model: Any, tokenizer: Any, tasks: list[Any]) -> tuple[dict, dict]:
+    """What each engine asked for found, by its name, and how long it took."""
+    found, seconds = {}, {}
     shared = (model, tokenizer, tasks, arguments.data_dir, arguments.limit)
     if arguments.engine != "own":
         from gva.evaluate.harness import evaluate_with_harness
 
+        started = time.perf_counter()
         # It counts rows, not tokens; few items are longer than 512.
         found["lm-eval"] = evaluate_with_harness(*shared, batch=max(1, arguments.batch_tokens // 512))
+        seconds["lm-eval"] = round(time.perf_counter() - started, 1)
     if arguments.engine != "lm-eval":
         from gva.evaluate.scoring import evaluate
 
+        started = time.perf_counter()
         found["own"] = evaluate(*shared, batch_tokens=arguments.batch_tokens, progress=sys.stderr.isatty())
-    return found
+        seconds["own"] = round(time.perf_counter() - started, 1)
+    return found, seconds
 
 
 def _validate(arguments: argparse.Namespace, model: Any, recipe: dict[str, Any]) -> dict[str, Any]:
