@@ -40,7 +40,7 @@ $(VENV)/.package: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.package
-	$(BIN)/$(PIP) -c constraints.txt -e '.[dev,train,report]'
+	$(BIN)/$(PIP) -c constraints.txt -e '.[dev,train,eval,report]'
 	@touch $@
 
 $(OLDEST)/.dev: pyproject.toml constraints.txt

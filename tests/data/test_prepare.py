@@ -66,7 +66,7 @@ def test_truncated_files_are_named(tmp_path, suffix):
     [
         ("a.jsonl", b'{"text": "x"}\n{"text": \n', r"a.jsonl: line 2 is not JSON"),
         ("a.jsonl", b'{"body": "x"}\n', r"a.jsonl: line 1 has no text in field 'text' \(it has \['body'\]\)"),
-        ("a.jsonl", b"[1]\n", r"line 1 has no text"),
+        ("a.jsonl", b"[1]\n", r"line 1 is a list, must be an object"),
         ("a.txt", b"\xff\xfe\x00", r"a.txt: not UTF-8 text \(byte 0\)"),
         ("a.parquet", b"PAR1 nothing", r"a.parquet: truncated or not a parquet file"),
         ("a.csv", b"x", r"a.csv: cannot be read; known are .jsonl"),

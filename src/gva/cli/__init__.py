@@ -3,10 +3,10 @@
 import sys
 from collections.abc import Sequence
 
-from gva.cli import bench, check, compare, cost, data, figures, generate, report, train
+from gva.cli import bench, check, compare, cost, data, evaluate, figures, generate, report, train
 from gva.cli.parser import Parser
 
-COMMANDS = (cost, data, train, compare, report, figures, generate, bench, check)
+COMMANDS = (cost, data, train, evaluate, compare, report, figures, generate, bench, check)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

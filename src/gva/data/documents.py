@@ -6,6 +6,7 @@ import json
 import lzma
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -29,20 +30,25 @@ def kind_of(path: Path) -> tuple[str, str]:
 def read_documents(path: Path, field: str = "text") -> Iterator[str]:
     """The documents of a file: a jsonl line, a parquet row, or a whole text file each."""
     kind, compression = kind_of(path)
-    if not path.is_file():
-        raise DataError(f"{path}: no such file")
-    try:
-        with _open(path, compression) as stream:
-            if kind == ".jsonl":
-                yield from _jsonl(path, stream, field)
-            elif kind == ".parquet":
-                yield from _parquet(path, stream, field)
-            else:
-                yield stream.read().decode("utf-8", errors="strict")
-    except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"{path}: truncated or not a {compression} file ({error}); fetch it again") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8 text (byte {error.start})") from error
+    with _opened(path, compression) as stream:
+        if kind == ".jsonl":
+            for number, row in _jsonl(path, stream):
+                if not isinstance(row.get(field), str):
+                    raise DataError(f"{path}: line {number} has no text in field {field!r} (it has {sorted(row)})")
+                yield row[field]
+        elif kind == ".parquet":
+            yield from _parquet(path, stream, field)
+        else:
+            yield stream.read().decode("utf-8", errors="strict")
+
+
+def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects of a jsonl file, each with the number of its line."""
+    kind, compression = kind_of(path)
+    if kind != ".jsonl":
+        raise DataError(f"{path}: must be jsonl, plain or {', '.join(COMPRESSIONS)}")
+    with _opened(path, compression) as stream:
+        yield from _jsonl(path, stream)
 
 
 def read_dataset(name: str, field: str = "text", split: str = "train", config: str | None = None) -> Iterator[str]:
@@ -56,6 +62,20 @@ def read_dataset(name: str, field: str = "text", split: str = "train", config: s
         if not isinstance(row.get(field), str):
             raise DataError(f"dataset {name}: row {number} has no text in field {field!r} (it has {sorted(row)})")
         yield row[field]
+
+
+@contextmanager
+def _opened(path: Path, compression: str) -> Iterator[BinaryIO]:
+    """The decompressed bytes of a file; what goes wrong while they are read is told with the file's name."""
+    if not path.is_file():
+        raise DataError(f"{path}: no such file")
+    try:
+        with _open(path, compression) as stream:
+            yield stream
+    except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{path}: truncated or not a {compression} file ({error}); fetch it again") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not UTF-8 text (byte {error.start})") from error
 
 
 def _open(path: Path, compression: str) -> BinaryIO:
@@ -89,7 +109,7 @@ def _open_zst(path: Path) -> BinaryIO:
     return io.BytesIO(data)
 
 
-def _jsonl(path: Path, stream: BinaryIO, field: str) -> Iterator[str]:
+def _jsonl(path: Path, stream: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]:
     for number, line in enumerate(stream, 1):
         if not line.strip():
             continue
@@ -97,10 +117,9 @@ def _jsonl(path: Path, stream: BinaryIO, field: str) -> Iterator[str]:
             row: Any = json.loads(line)
         except ValueError as error:
             raise DataError(f"{path}: line {number} is not JSON ({error})") from error
-        if not isinstance(row, dict) or not isinstance(row.get(field), str):
-            has = sorted(row) if isinstance(row, dict) else type(row).__name__
-            raise DataError(f"{path}: line {number} has no text in field {field!r} (it has {has})")
-        yield row[field]
+        if not isinstance(row, dict):
+            raise DataError(f"{path}: line {number} is a {type(row).__name__}, must be an object")
+        yield number, row
 
 
 def _parquet(path: Path, stream: BinaryIO, field: str) -> Iterator[str]:

@@ -1,6 +1,8 @@
-"""Measurements during a run: validation loss, and the diagnostics that show which mechanisms have formed."""
+"""Measurements during a run: validation loss, task accuracies, and diagnostics that show which mechanisms formed."""
 
 import math
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,6 +11,11 @@ from torch import Tensor, nn
 
 from gva import diagnostics
 from gva.data.batches import IGNORED, Batches
+from gva.evaluate.checkpoint import open_tokenizer
+from gva.evaluate.encoding import Pack, pack_items
+from gva.evaluate.results import summarise
+from gva.evaluate.scoring import by_item, loglikelihoods
+from gva.evaluate.tasks import Item, Task, chosen_tasks, items_of, load_rows
 from gva.train.parallel import Ranks, SummedLoss, arithmetic
 from gva.train.recipe import Recipe
 
@@ -52,6 +59,49 @@ def validate(module: nn.Module, batches: Batches, recipe: Recipe, ranks: Ranks) 
         # How much more of the context helps: late positions against the second sixteenth of it.
         "in_context_score": binned[-1] - binned[min(1, len(binned) - 1)],
     }
+
+
+@dataclass(frozen=True)
+class PackedTask:
+    """A task that is ready to be scored, tokenised once for the whole run."""
+
+    task: Task
+    items: list[Item]
+    packs: list[Pack]
+
+
+def load_tasks(recipe: Recipe, tokenizer: Path, context: int) -> list[PackedTask]:
+    """The tasks of the recipe, none if it scores none; what is wrong with them is told before the first step."""
+    if not recipe.tasks_every:
+        return []
+    loaded, opened = [], open_tokenizer(tokenizer)
+    for task in chosen_tasks(recipe.tasks):
+        items = items_of(task, load_rows(task, Path(recipe.tasks_data), recipe.tasks_limit))
+        loaded.append(PackedTask(task, items, pack_items(task, items, opened, context)))
+    return loaded
+
+
+def score_tasks(module: nn.Module, tasks: list[PackedTask], recipe: Recipe, ranks: Ranks) -> dict[str, Any]:
+    """The accuracies of each task; every rank scores a part of its items."""
+    model = _summed_loss(module).model
+
+    def losses(attention_mask: Tensor, **inputs: Tensor) -> Tensor:
+        # The mask of a pack reaches the model past the loss around it, which knows of none.
+        hook = model.model.register_forward_pre_hook(
+            lambda _, args, kwargs: (args, {**kwargs, "attention_mask": attention_mask}), with_kwargs=True
+        )
+        try:
+            with arithmetic(recipe, ranks.device), torch.compiler.set_stance("force_eager"):
+                return module(**inputs, per_token=True)
+        finally:
+            hook.remove()
+
+    results, budget = {}, recipe.micro_batch * recipe.length  # as many tokens as a step has at a time
+    for entry in tasks:
+        found = loglikelihoods(entry.packs, losses, ranks.device, budget, ranks.rank, ranks.world)
+        dist.all_reduce(found)
+        results[entry.task.name] = summarise(entry.task, entry.items, by_item(entry.items, found))
+    return results
 
 
 @torch.no_grad()

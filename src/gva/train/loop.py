@@ -71,6 +71,7 @@ def train(
     train_set, valid_set = TokenDataset(data), TokenDataset(data, "valid")
     _check_fit(config, recipe, train_set)
     valid = Batches(valid_set, recipe.length, 1, 0, recipe.document_mask)
+    tasks = evaluate.load_tasks(recipe, data / "tokenizer", config.max_position_embeddings)
     with process_group(device) as ranks, locked(out) if ranks.first else nullcontext():
         if ranks.first:
             claim(out, config, recipe, train_set, valid_set)
@@ -87,7 +88,7 @@ def train(
         metrics = Metrics(out, run.step, recipe.steps, ranks.first, progress)
         try:
             with StopRequest() as stop:
-                _loop(run, valid, checkpoints, metrics, stop)
+                _loop(run, valid, tasks, checkpoints, metrics, stop)
             export_model(run.model, data, out / "model", ranks)
             metrics.write([{"kind": "done", "step": run.step, "tokens": recipe.tokens}])
         except BaseException:
@@ -102,7 +103,14 @@ class Stopped(KeyboardInterrupt):
     """The run was asked to stop and has written a checkpoint."""
 
 
-def _loop(run: Run, valid: Batches, checkpoints: Checkpoints, metrics: Metrics, stop: "StopRequest") -> None:
+def _loop(
+    run: Run,
+    valid: Batches,
+    tasks: list[evaluate.PackedTask],
+    checkpoints: Checkpoints,
+    metrics: Metrics,
+    stop: "StopRequest",
+) -> None:
     recipe, ranks = run.recipe, run.ranks
     tokens_per_step = recipe.global_batch * recipe.length
     flops = cost.train_flops_per_token(run.config, recipe.length)
@@ -125,18 +133,22 @@ def _loop(run: Run, valid: Batches, checkpoints: Checkpoints, metrics: Metrics, 
         if due["diagnostics_every"] and recipe.diagnostics_every:
             looked = evaluate.look_inside(run.loss, valid, recipe, ranks)
             metrics.write([{"kind": "diagnostics", "step": run.step, **looked}])
+        if due["tasks_every"] and tasks:
+            results = evaluate.score_tasks(run.loss, tasks, recipe, ranks)
+            tokens = run.step * tokens_per_step
+            metrics.write([{"kind": "tasks", "step": run.step, "tokens": tokens, "results": results}])
         if due["checkpoint_every"] or stopping:
             checkpoints.save(run.step, run.state())
         if stopping:
             checkpoints.finish()
             raise Stopped(f"stopped at step {run.step}; the same command goes on from there")
         checkpoints.poll()
-        if due["eval_every"] or due["checkpoint_every"] or due["diagnostics_every"]:
+        if any(due[every] for every in _INTERVALS if every != "log_every"):
             metrics.restart_clock()
     checkpoints.finish()
 
 
-_INTERVALS = ("log_every", "eval_every", "checkpoint_every", "diagnostics_every")
+_INTERVALS = ("log_every", "eval_every", "checkpoint_every", "diagnostics_every", "tasks_every")
 
 
 def train_step(run: Run) -> dict[str, Tensor]:

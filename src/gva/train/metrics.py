@@ -112,6 +112,12 @@ def read_metrics(out: Path, kind: str | None = None) -> list[dict[str, Any]]:
     return [line for line in lines if kind is None or line["kind"] == kind]
 
 
+def record(out: Path, line: dict[str, Any]) -> None:
+    """Add a line to the metrics of a run that nobody trains, in place of one of its kind and step."""
+    kept = [old for old in read_metrics(out) if (old["kind"], old["step"]) != (line["kind"], line["step"])]
+    _replace(out / METRICS, [*kept, line])
+
+
 def is_done(out: Path) -> bool:
     return bool(read_metrics(out, "done"))
 
@@ -119,8 +125,12 @@ def is_done(out: Path) -> bool:
 def _keep_until(path: Path, step: int) -> None:
     """Drop what was logged after the checkpoint that a run goes on from: it will be logged again."""
     kept = [line for line in read_metrics(path.parent) if line["step"] <= step and line["kind"] != "done"]
+    _replace(path, kept)
+
+
+def _replace(path: Path, lines: list[dict[str, Any]]) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
+    temporary.write_text("".join(json.dumps(line) + "\n" for line in lines))
     os.replace(temporary, path)
 
 

@@ -13,6 +13,7 @@ from gva.errors import check, check_choice, nearest
 FREE = (
     "micro_batch", "compile", "parallel", "activation_checkpointing", "log_every",
     "checkpoint_every", "keep_checkpoints", "eval_every", "eval_sequences", "diagnostics_every",
+    "tasks_every", "tasks", "tasks_data", "tasks_limit",
 )  # fmt: skip
 
 
@@ -45,6 +46,10 @@ class Recipe:
     eval_every: int = 250
     eval_sequences: int = 64
     diagnostics_every: int = 0  # 0: never
+    tasks_every: int = 0  # 0: never; else also after the last step
+    tasks: str = "paper"  # or a comma-separated list of them
+    tasks_data: str = ""  # the folder of their files
+    tasks_limit: int = 0  # items of each task; 0: all
 
     def __post_init__(self) -> None:
         for name in (
@@ -60,6 +65,14 @@ class Recipe:
             check(getattr(self, name) > 0, name, getattr(self, name), "must be positive")
         check_choice("precision", self.precision, ("bf16", "fp32"))
         check_choice("parallel", self.parallel, ("ddp", "fsdp"))
+        for name in ("tasks_every", "tasks_limit"):
+            check(getattr(self, name) >= 0, name, getattr(self, name), "must not be negative")
+        check(
+            not self.tasks_every or bool(self.tasks_data),
+            "tasks_data",
+            self.tasks_data,
+            "tasks_every needs their folder",
+        )
         check(0 <= self.warmup <= self.steps, "warmup", self.warmup, f"must lie between 0 and steps={self.steps}")
 
     @property

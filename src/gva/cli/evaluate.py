@@ -1,0 +1,123 @@
+"""`gva eval`: accuracies of a checkpoint on the paper's tasks, and its validation loss."""
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser("eval", help="zero-shot task accuracies and validation loss of a checkpoint")
+    parser.add_argument("checkpoint", type=Path, help="a model folder, a run, or RUN/checkpoints/step-...")
+    parser.add_argument("--tasks", default="paper", help="paper (all five), a comma-separated list, or none")
+    parser.add_argument("--data-dir", type=Path, help="folder of the tasks' jsonl files; without it, from the hub")
+    parser.add_argument("--engine", default="own", choices=["own", "lm-eval", "both"], help="who scores (own)")
+    parser.add_argument("--limit", type=int, default=0, help="the first N items of each task; 0 takes all")
+    parser.add_argument("--data", type=Path, help="a prepared folder: adds validation loss and bits per byte on it")
+    parser.add_argument("--sequences", type=int, default=0, help="validation sequences; 0 takes all")
+    parser.add_argument("--length", type=int, help="their length; by default the run's, or the model's context")
+    parser.add_argument("--tokenizer", type=Path, help="where the checkpoint has none")
+    parser.add_argument("--device", choices=["cpu", "cuda"])
+    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="by default as saved")
+    parser.add_argument("--batch-tokens", type=int, default=16384, help="tokens in a forward pass, at most")
+    parser.add_argument("--out", type=Path, help="a JSON file for all numbers")
+    parser.add_argument("--record", action="store_true", help="also write the accuracies into the run's metrics.jsonl")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    import torch
+
+    from gva.evaluate.checkpoint import find, load_model, load_tokenizer_of
+    from gva.evaluate.results import average, differences, table
+    from gva.evaluate.tasks import chosen_tasks
+
+    tasks = [] if arguments.tasks == "none" else chosen_tasks(arguments.tasks)
+    if not tasks and not arguments.data:
+        raise ValueError("--tasks none: leaves nothing to do without --data")
+    place = find(arguments.checkpoint)
+    if arguments.record and (place.run is None or place.step is None or not tasks):
+        raise ValueError("--record: needs a run's checkpoint with a known step, and --tasks")
+    model = load_model(place, getattr(torch, arguments.dtype) if arguments.dtype else None, arguments.device)
+    report: dict[str, Any] = {"kind": "tasks", "step": place.step, "tokens": place.tokens}
+    report |= {"checkpoint": str(arguments.checkpoint), "engine": arguments.engine, "limit": arguments.limit}
+    report |= {"device": model.device.type, "dtype": str(model.dtype).removeprefix("torch.")}
+    if tasks:
+        tokenizer = load_tokenizer_of(place, model.config.vocab_size, arguments.tokenizer, arguments.data)
+        found, report["seconds"] = _score(arguments, model, tokenizer, tasks)
+        scored = found.get("own") or found["lm-eval"]
+        report["results"] = {name: task.result for name, task in scored.items()}
+        report["average"] = average(report["results"])
+        print(table(report["results"]))
+        if arguments.engine == "both":
+            report["lm_eval"] = {name: task.result for name, task in found["lm-eval"].items()}
+            report["differences"] = differences(found["own"], found["lm-eval"])
+            print(_told(report["differences"]))
+    if arguments.data:
+        report["validation"] = _validate(arguments, model, place.recipe)
+        shown = report["validation"]
+        print(f"validation loss {shown['valid_loss']:.4f}, {shown['bits_per_byte']:.4f} bits per byte", end=" ")
+        print(f"({shown['valid_tokens']:,} tokens in sequences of {shown['length']})")
+    _keep(arguments, place, report)
+    return 0
+
+
+def _score(arguments: argparse.Namespace, model: Any, tokenizer: Any, tasks: list[Any]) -> tuple[dict, dict]:
+    """What each engine asked for found, by its name, and how long it took."""
+    found, seconds = {}, {}
+    shared = (model, tokenizer, tasks, arguments.data_dir, arguments.limit)
+    if arguments.engine != "own":
+        from gva.evaluate.harness import evaluate_with_harness
+
+        started = time.perf_counter()
+        # It counts rows, not tokens; few items are longer than 512.
+        found["lm-eval"] = evaluate_with_harness(*shared, batch=max(1, arguments.batch_tokens // 512))
+        seconds["lm-eval"] = round(time.perf_counter() - started, 1)
+    if arguments.engine != "lm-eval":
+        from gva.evaluate.scoring import evaluate
+
+        started = time.perf_counter()
+        found["own"] = evaluate(*shared, batch_tokens=arguments.batch_tokens, progress=sys.stderr.isatty())
+        seconds["own"] = round(time.perf_counter() - started, 1)
+    return found, seconds
+
+
+def _validate(arguments: argparse.Namespace, model: Any, recipe: dict[str, Any]) -> dict[str, Any]:
+    from gva.evaluate.validation import validation_loss
+
+    length = arguments.length or recipe.get("length") or model.config.max_position_embeddings
+    return validation_loss(
+        model,
+        arguments.data,
+        length,
+        recipe.get("document_mask", False),
+        arguments.sequences,
+        arguments.batch_tokens,
+        progress=sys.stderr.isatty(),
+    )
+
+
+def _told(differences: dict[str, dict[str, Any]]) -> str:
+    lines = ["own against lm-eval:"]
+    for name, found in differences.items():
+        same = {metric: "the same" if found[f"same_{metric}"] else "NOT the same" for metric in ("acc", "acc_norm")}
+        lines.append(
+            f"  {name}: largest difference of {found['loglikelihoods']:,} loglikelihoods "
+            f"{found['largest_difference']:.2e} nats, acc {same['acc']}, acc_norm {same['acc_norm']}"
+        )
+    return "\n".join(lines)
+
+
+def _keep(arguments: argparse.Namespace, place: Any, report: dict[str, Any]) -> None:
+    from gva.data.shards import write_atomically
+    from gva.train.folder import locked
+    from gva.train.metrics import record
+
+    if arguments.out:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(arguments.out, json.dumps(report, indent=2) + "\n")
+    if arguments.record:
+        with locked(place.run):
+            record(place.run, {name: report[name] for name in ("kind", "step", "tokens", "results")})

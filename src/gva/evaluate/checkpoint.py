@@ -1,0 +1,139 @@
+"""Any checkpoint that the project saves, as a model with its tokenizer.
+
+A HuggingFace folder (a run's model/), a run's folder (its model, or while there is none its newest checkpoint), or one
+of a run's training checkpoints.
+"""
+
+import json
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+
+from gva.data.tokenizer import FILE, load_tokenizer
+from gva.errors import check
+from gva.model import GvaConfig, GvaForCausalLM
+from gva.train.checkpoints import CheckpointError
+from gva.train.folder import RUN
+from gva.train.metrics import read_metrics
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the weights lie, and of which run and step they are, if any."""
+
+    weights: Path
+    run: Path | None = None
+    step: int | None = None
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """The recipe of the run, empty without one."""
+        return {} if self.run is None else json.loads((self.run / RUN).read_text())["recipe"]
+
+    @property
+    def tokens(self) -> int | None:
+        """Tokens trained on."""
+        recipe = self.recipe
+        return self.step * recipe["global_batch"] * recipe["length"] if recipe and self.step is not None else None
+
+
+def find(path: Path) -> Place:
+    """Where `path` points: at a model folder, a run, or a training checkpoint of one."""
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: no such checkpoint")
+    path = path.resolve()
+    if (path / RUN).is_file():
+        return _of_run(path)
+    if (path / "config.json").is_file():
+        of_run = path.name == "model" and (path.parent / RUN).is_file()
+        return _of_run(path.parent) if of_run else Place(path)
+    if (path / ".metadata").is_file():
+        run = path.parent.parent
+        if not (run / RUN).is_file():
+            raise FileNotFoundError(
+                f"{run / RUN}: missing, and without it the model of a training checkpoint is unknown; give the "
+                "checkpoint where its run wrote it, RUN/checkpoints/step-..."
+            )
+        return Place(path, run, int(path.name.removeprefix("step-")))
+    raise FileNotFoundError(
+        f"{path}: not a checkpoint; give a model folder (with config.json), a run (with {RUN}) or one of its "
+        "checkpoints/step-..."
+    )
+
+
+def _of_run(run: Path) -> Place:
+    if (run / "model" / "config.json").is_file():
+        done = read_metrics(run, "done")
+        return Place(run / "model", run, done[-1]["step"] if done else None)
+    steps = sorted((run / "checkpoints").glob("step-*[0-9]"))
+    if not steps:
+        raise FileNotFoundError(f"{run}: a run without a model or a checkpoint yet; train it further")
+    return Place(steps[-1], run, int(steps[-1].name.removeprefix("step-")))
+
+
+def load_model(place: Place, dtype: torch.dtype | None = None, device: str | None = None) -> Any:
+    """The model, ready to score, in `dtype` or as it was saved, on `device` or a GPU if there is one."""
+    exported = (place.weights / "config.json").is_file()
+    model = _from_folder(place.weights, dtype) if exported else _from_training(place)
+    model = model.to(device=device or ("cuda" if torch.cuda.is_available() else "cpu"), dtype=dtype)
+    model.set_attn_implementation("sdpa")  # what takes a mask of truth values, as packs have
+    return model.eval()
+
+
+def _from_folder(folder: Path, dtype: torch.dtype | None) -> Any:
+    from transformers import AutoModelForCausalLM  # gva.model has registered ours with it
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype or "auto")
+
+
+def _from_training(place: Place) -> GvaForCausalLM:
+    """The weights alone out of a training checkpoint, however it was sharded when written."""
+    assert place.run is not None
+    config = GvaConfig.from_dict(json.loads((place.run / RUN).read_text())["identity"]["model"])
+    model = GvaForCausalLM(config)
+    state = {f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            dcp.load(state, checkpoint_id=place.weights, no_dist=True)
+    except (Exception, CheckpointException) as error:
+        reason = str(error).strip().splitlines()[-1]
+        raise CheckpointError(f"{place.weights}: cannot be read ({reason}); give another of its run") from error
+    return model
+
+
+def load_tokenizer_of(place: Place, vocab_size: int, given: Path | None = None, data: Path | None = None) -> Any:
+    """The tokenizer: the one given, else the model's own, else that of the data the run was trained on."""
+    run = [] if place.run is None else [place.run / "model", place.run / "data" / "tokenizer"]
+    prepared = [] if data is None else [data / "tokenizer"]
+    folders = [given] if given is not None else [place.weights, *run[:1], *prepared, *run[1:]]
+    found = next((f for f in folders if (f / FILE if f.is_dir() else f).is_file()), None)
+    if found is None:
+        raise FileNotFoundError(
+            f"{place.weights}: no tokenizer ({FILE} in none of {', '.join(map(str, folders))}); say with --tokenizer "
+            "which the model was trained with"
+        )
+    tokenizer = open_tokenizer(found)
+    check(
+        len(tokenizer) <= vocab_size,
+        "tokenizer",
+        str(found),
+        f"has {len(tokenizer)} tokens, the model {vocab_size}: it is not the one that the model was trained with",
+    )
+    return tokenizer
+
+
+def open_tokenizer(path: Path) -> Any:
+    """A tokenizer of transformers, from its folder or a tokenizer.json alone."""
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    if path.is_dir() and (path / "tokenizer_config.json").is_file():
+        return AutoTokenizer.from_pretrained(path)
+    plain = load_tokenizer(path)
+    file = path / FILE if path.is_dir() else path
+    return PreTrainedTokenizerFast(tokenizer_file=str(file), eos_token=plain.tokenizer.id_to_token(plain.end))

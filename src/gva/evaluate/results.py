@@ -1,0 +1,93 @@
+"""Loglikelihoods to accuracies: the numbers of a task, their average over tasks, a table."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gva.evaluate.tasks import Item, Task
+
+METRICS = ("acc", "acc_norm")
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What an engine found for one task."""
+
+    result: dict[str, Any]  # acc, acc_norm, their standard errors, chance, items
+    loglikelihoods: list[list[float]]  # of each item's choices, in nats
+    pairs: list[list[tuple[str, str]]]  # the contexts and continuations that were scored
+
+
+def summarise(task: Task, items: list[Item], found: list[list[float]]) -> dict[str, Any]:
+    """acc: the likeliest choice is right. acc_norm: the likeliest per character is; None where
+    lm-evaluation-harness defines none (WinoGrande, whose choices are one and the same text)."""
+    summary: dict[str, Any] = {}
+    for metric in METRICS:
+        if metric == "acc_norm" and not task.normalised:
+            summary |= {metric: None, f"{metric}_stderr": None}
+            continue
+        right = [_is_right(item, scores, metric) for item, scores in zip(items, found, strict=True)]
+        summary |= {metric: sum(right) / len(right), f"{metric}_stderr": _standard_error(right)}
+    chance = sum(1 / len(item.pairs) for item in items) / len(items)
+    return summary | {"chance": chance, "items": len(items)}
+
+
+def _is_right(item: Item, scores: list[float], metric: str) -> bool:
+    lengths = np.array(item.lengths if metric == "acc_norm" else [1] * len(scores), float)
+    return int(np.argmax(np.array(scores) / lengths)) == item.gold
+
+
+def _standard_error(right: list[bool]) -> float | None:
+    """Of the mean, from the sample's own spread; of one item there is none."""
+    n, mean = len(right), sum(right) / len(right)
+    return math.sqrt(mean * (1 - mean) / (n - 1)) if n > 1 else None
+
+
+def average(results: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """Unweighted means over tasks; in that of acc_norm, a task without one counts with its acc."""
+    rows = results.values()
+    normalised = [row["acc"] if row["acc_norm"] is None else row["acc_norm"] for row in rows]
+    named = {"acc": [row["acc"] for row in rows], "acc_norm": normalised, "chance": [row["chance"] for row in rows]}
+    return {name: sum(values) / len(values) for name, values in named.items()}
+
+
+def table(results: dict[str, dict[str, Any]]) -> str:
+    """The results in percent, aligned, with the average as the last row."""
+    lines = [["task", "acc", "±", "acc_norm", "±", "chance", "items"]]
+    for name, row in results.items():
+        numbers = [row["acc"], row["acc_stderr"], row["acc_norm"], row["acc_norm_stderr"], row["chance"]]
+        lines.append([name, *map(_percent, numbers), f"{row['items']:,}"])
+    if len(results) > 1:
+        mean = average(results)
+        numbers = [_percent(mean[name]) for name in ("acc", "acc_norm", "chance")]
+        lines.append(["average", numbers[0], "", numbers[1], "", numbers[2], ""])
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    text = [
+        "  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True)))
+        for line in lines
+    ]
+    if any(row["acc_norm"] is None for row in results.values()):
+        text.append("-: not defined by lm-evaluation-harness; the average of acc_norm takes acc there")
+    return "\n".join(line.rstrip() for line in text)
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.2f}"
+
+
+def differences(one: dict[str, Scored], other: dict[str, Scored]) -> dict[str, dict[str, Any]]:
+    """How far two engines are apart on each task: the largest difference of any choice's loglikelihood, how many
+    choices were compared, and whether text, acc and acc_norm are the same."""
+    found = {}
+    for name in one:
+        a, b = one[name], other[name]
+        flat = [np.array([x for item in scored.loglikelihoods for x in item]) for scored in (a, b)]
+        found[name] = {
+            "largest_difference": float(np.abs(flat[0] - flat[1]).max()),
+            "loglikelihoods": len(flat[0]),
+            "same_text": a.pairs == b.pairs,
+            **{f"same_{metric}": a.result[metric] == b.result[metric] for metric in METRICS},
+        }
+    return found

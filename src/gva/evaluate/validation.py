@@ -1,0 +1,49 @@
+"""Validation loss of a checkpoint on a prepared folder, as a run reports it of itself."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from gva.data.batches import IGNORED, Batches
+from gva.data.shards import TokenDataset
+from gva.errors import check
+from gva.evaluate.scoring import BATCH_TOKENS, model_losses
+
+
+@torch.no_grad()
+def validation_loss(
+    model: Any,
+    data: Path,
+    length: int,
+    document_mask: bool = False,
+    sequences: int = 0,
+    batch_tokens: int = BATCH_TOKENS,
+    progress: bool = True,
+) -> dict[str, Any]:
+    """Nats per token and bits per byte over the first `sequences` (0: all) of the validation split, each `length`
+    tokens long."""
+    limit = model.config.max_position_embeddings
+    check(0 < length <= limit, "length", length, f"must lie between 1 and max_position_embeddings={limit}")
+    dataset = TokenDataset(data, "valid")
+    vocabulary = model.config.vocab_size
+    check(
+        dataset.vocab_size <= vocabulary, "data", str(data), f"has {dataset.vocab_size} tokens, the model {vocabulary}"
+    )
+    batches, losses = Batches(dataset, length, 1, 0, document_mask), model_losses(model)
+    chosen = list(range(min(sequences or batches.sequences, batches.sequences)))
+    rows = max(1, batch_tokens // length)
+    total, count = torch.zeros((), dtype=torch.float64, device=model.device), 0
+    for start in tqdm(range(0, len(chosen), rows), desc="validation", disable=not progress):
+        batch = {name: t.to(model.device) for name, t in batches.load(chosen[start : start + rows]).items()}
+        total += losses(**batch).double().sum()
+        count += int((batch["labels"] != IGNORED).sum())
+    loss = total.item() / count
+    return {
+        "valid_loss": loss,
+        "bits_per_byte": loss / dataset.bytes_per_token / math.log(2),
+        "valid_tokens": count,
+        "length": length,
+    }
