@@ -315,13 +315,14 @@ def main() -> None:
     parser.add_argument("--fa3", help="shared object with torch.ops._vllm_fa3_C; without it no comparison is made")
     parser.add_argument("--csv", type=pathlib.Path, default=pathlib.Path(__file__).parent / "results" / "decode.csv")
     parser.add_argument("--only", nargs="*", help="suites to run: " + ", ".join(sorted({s.suite for s in SHAPES})))
+    parser.add_argument("--commit", help="what to record; by default that of the working tree")
     options = parser.parse_args()
     torch.manual_seed(0)
     if options.fa3:
         fa3.load(options.fa3)
     limit = read_limit()
     print(f"read limit {limit:.0f} GB/s")
-    where = environment()
+    where = environment(options.commit)
     for shape in SHAPES:
         if options.only and shape.suite not in options.only:
             continue

@@ -2,8 +2,8 @@
 
     python benchmarks/table.py
 
-Decode rows are those of the last run in the table: the same GPU, date and commit as its last line. Training rows are
-shown all, run by run, because a ratio holds within a run only.
+Rows are those of the last run in a table: the same GPU, date and commit as its last line. Training rows are shown all,
+run by run, because a ratio holds within a run only.
 """
 
 from __future__ import annotations
@@ -13,19 +13,29 @@ import pathlib
 import re
 
 ROOT = pathlib.Path(__file__).parent.parent
-RESULTS = ROOT / "benchmarks" / "results" / "decode.csv"
-TRAINING = ROOT / "benchmarks" / "results" / "train.csv"
-PLOT = RESULTS.with_name("decode-efficiency.svg")
+RESULTS = ROOT / "benchmarks" / "results"
+PLOT = RESULTS / "decode-efficiency.svg"
 PAPER_TOKENS = 30e9
 BARS = {"single": 0.85, "medium": 0.92, "large": 0.97}
 
 
-def last_run() -> list[dict[str, str]]:
+def read(name: str) -> list[dict[str, str]]:
+    with (RESULTS / f"{name}.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def last_run(name: str) -> list[dict[str, str]]:
     """Rows that share run, GPU and commit with the last row."""
-    with RESULTS.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    key = ("date", "gpu", "torch", "triton", "commit", "read_limit_gb_per_s")
+    rows = read(name)
+    key = [k for k in ("date", "gpu", "torch", "triton", "commit", "read_limit_gb_per_s") if k in rows[0]]
     return [row for row in rows if all(row[k] == rows[-1][k] for k in key)]
+
+
+def markdown(header: list[str], lines: list[list[str]], row: dict[str, str], more: str = "") -> str:
+    """A table, and what its numbers depend on."""
+    told = [row["gpu"], f"torch {row['torch']}"] + ([f"triton {row['triton']}"] if "triton" in row else [])
+    body = ["| " + " | ".join(line) + " |" for line in (header, ["---"] * len(header), *lines)]
+    return "\n".join([*body, "", ", ".join([*told, f"commit {row['commit']}"]) + f".{more}"])
 
 
 def name(row: dict[str, str]) -> str:
@@ -94,10 +104,98 @@ def plot(rows: list[dict[str, str]]) -> str:
     return "\n".join(parts) + "\n"
 
 
+def prefill_table() -> str:
+    rows = last_run("prefill")
+    header = [
+        "backend",
+        "B x T",
+        "H, G, d_h, d_r",
+        "GQA us",
+        "GVA us",
+        "GVA over GQA",
+        "building K, repeating V us",
+        "GB/s",
+    ]
+    lines = [
+        [
+            {"fa3": "FlashAttention-3", "cudnn": "cuDNN", "flash2": "FlashAttention-2"}[row["backend"]],
+            f"{row['B']} x {row['T']}",
+            f"{row['H']}, {row['G']}, {row['d_h']}, {row['d_r']}",
+            *(f"{float(row[k]):.0f}" for k in ("gqa_us", "gva_us")),
+            f"{float(row['gva_over_gqa']):.3f}",
+            f"{float(row['expand_us']):.0f} (plain torch {float(row['eager_expand_us']):.0f})",
+            f"{float(row['expand_gb_per_s']):.0f}",
+        ]
+        for row in rows
+    ]
+    return markdown(header, lines, rows[0])
+
+
+def end_to_end_table() -> str:
+    rows = last_run("end_to_end")
+    header = [
+        "batch x context",
+        "variant",
+        "step ms",
+        "tokens/s",
+        "against GQA",
+        "GB/s of the minimal bytes",
+        "cache GiB",
+    ]
+    header += ["peak GiB"]
+    lines = [
+        [
+            f"{row['batch']} x {row['context']}",
+            f"`{row['variant']}`",
+            f"{float(row['step_ms']):.2f}",
+            f"{float(row['tokens_per_second']):,.0f}",
+            f"{float(row['against_first']):.3f}x",
+            f"{float(row['gb_per_second_of_floor']):.0f}",
+            f"{float(row['cache_gib']):.2f}",
+            f"{float(row['peak_gib']):.2f}",
+        ]
+        for row in rows
+    ]
+    return markdown(header, lines, rows[0], f" Preset {rows[0]['preset']}, {rows[0]['dtype']}, random weights.")
+
+
+def capacity_table() -> str:
+    rows = last_run("capacity")
+    header = ["variant", "context", "largest batch", "against GQA", "peak GiB", "of GiB"]
+    lines = [
+        [
+            f"`{row['variant']}`",
+            row["context"],
+            row["largest_batch"],
+            f"{float(row['against_first']):.3f}x",
+            f"{float(row['peak_gib']):.2f}",
+            f"{float(row['device_gib']):.2f}",
+        ]
+        for row in rows
+    ]
+    return markdown(
+        header, lines, rows[0], f" Preset {rows[0]['preset']}, {rows[0]['dtype']}, pages of {rows[0]['page']}."
+    )
+
+
+def mask_table() -> str:
+    rows = last_run("train-document-mask")
+    header = ["variant", "step ms", "tokens/s", "against the first"]
+    lines = [
+        [
+            f"`{row['variant']}`",
+            f"{float(row['bare_ms']):.1f}",
+            f"{float(row['tokens_per_second']):,.0f}",
+            f"{float(row['against_first']):.3f}x",
+        ]
+        for row in rows
+    ]
+    return markdown(header, lines, rows[0], f" Documents of {rows[0]['mean_document']} tokens on average.")
+
+
 def training_table() -> str:
     """Markdown: speed of each variant, against GQA in the same run, and what the paper's run would cost at it."""
-    with TRAINING.open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = read("train")
     lines = [
         "| run | variant | parameters | step ms (floor) | tokens/s | MFU | against the run's first "
         "| loop over bare step | GiB | GPU-hours for 30B tokens |",
@@ -122,13 +220,20 @@ def training_table() -> str:
 
 def pages() -> dict[pathlib.Path, str]:
     """Every generated file and what it should hold."""
-    decode, found = last_run(), {}
+    decode = last_run("decode")
+    performance, training = (ROOT / "docs" / f"{name}.md" for name in ("performance", "training"))
+    found = {page: page.read_text() for page in (performance, training)}
     for page, mark, content in (
-        (ROOT / "docs" / "performance.md", "decode", table(decode)),
-        (ROOT / "docs" / "training.md", "train", training_table()),
+        (performance, "decode", table(decode)),
+        (performance, "prefill", prefill_table()),
+        (performance, "end to end", end_to_end_table()),
+        (performance, "capacity", capacity_table()),
+        (training, "train", training_table()),
+        (training, "document mask", mask_table()),
     ):
         between = re.compile(rf"(<!-- {mark}: begin -->\n).*?(<!-- {mark}: end -->)", re.S)
-        found[page] = between.sub(lambda m, content=content: m[1] + content + "\n" + m[2], page.read_text())
+        assert between.search(found[page]), f"{page.name}: no place for {mark}"
+        found[page] = between.sub(lambda m, content=content: m[1] + content + "\n" + m[2], found[page])
     return {**found, PLOT: plot(decode)}
 
 
