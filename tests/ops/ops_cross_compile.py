@@ -18,11 +18,12 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from gva.ops.triton import append, decode
+from gva.ops.triton import append, decode, expand, loss
 from gva.ops.triton.config import choose, power_of_two
 
-FLOATS = {"value_scales", "lse", "part_out", "part_lse", "cos", "sin"}
+FLOATS = {"value_scales", "losses", "lse", "part_out", "part_lse", "cos", "sin"}
 INTEGERS = {"block_table", "seq_lens", "cu_seqlens_q", "schedule", "positions"}
+LONGS = {"slots", "labels"}
 G, R, D_H, D_R, PAGE = 4, 4, 64, 16, 64
 
 
@@ -79,6 +80,8 @@ def families():
         "BLOCK_H": 1,
     }
     plan = {"UNIFORM_S": 1, "QUERIES": 1, "TILE": 64, "UNITS": 64, "SHARES": 32}
+    keys = {"R": R, "H": G * R, "D_H": D_H, "D_N": D_H - D_R, "D_R": D_R, "BLOCK_D": 64, "BLOCK_K": 64, "TILE": 64}
+    keys |= {"PRECISION": None, "WIDEN": False}
     new = {"G": G, "D_H": D_H, "D_R": D_R, "PAGE": PAGE, "BLOCK_G": 4, "BLOCK_D": 64, "BLOCK_R": 8, "ROTATE": True}
     return {
         "decode": decode_constants(),
@@ -90,6 +93,8 @@ def families():
         "merge": (decode.merge_kernel, merge, 1, 3, torch.bfloat16, False),
         "plan": (decode.plan_kernel, plan, 4, 3, torch.bfloat16, False),
         "append": (append.append_kernel, {**new, "QUANTISE": False}, 4, 3, torch.bfloat16, False),
+        "expand": (expand.expand_kernel, keys, 4, 3, torch.bfloat16, False),
+        "loss": (loss.cross_entropy_kernel, {"BLOCK": 8192}, 16, 3, torch.bfloat16, False),
         "append fp8": (append.append_kernel, {**new, "QUANTISE": True}, 4, 3, torch.bfloat16, True),
     }
 
@@ -98,7 +103,8 @@ def compile_for(target, kernel, constants, warps, stages, dtype, fp8):
     """The compiled kernel for `target`, with every pointer 16-byte aligned."""
     element = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}[dtype]
     signature, attributes = {}, {}
-    pointers = {"q_absorbed", "q_rope", "k_rope", "out", "values", "value_pages", "rope_pages", "slots"}
+    pointers = {"q_absorbed", "q_rope", "k_rope", "out", "values", "value_pages", "rope_pages"}
+    pointers |= {"maps", "keys", "repeated", "logits"}
     for index, name in enumerate(kernel.arg_names):
         if name in constants:
             signature[name] = "constexpr"
@@ -106,8 +112,10 @@ def compile_for(target, kernel, constants, warps, stages, dtype, fp8):
             signature[name] = "*fp32"
         elif name in INTEGERS:
             signature[name] = "*i32"
+        elif name in LONGS:
+            signature[name] = "*i64"
         elif name in pointers:
-            kind = {"slots": "i64"}.get(name, element)
+            kind = element
             if fp8 and name == "values" and kernel is decode.decode_kernel:
                 kind = "i16"
             if fp8 and name == "value_pages":

@@ -14,6 +14,7 @@ def add(commands: Any) -> None:
     generate.add_argument("--temperature", type=float, default=0.0, help="0: the likeliest token each time")
     generate.add_argument("--seed", type=int, default=0)
     generate.add_argument("--batch", type=int, default=8, help="sequences at a time")
+    generate.add_argument("--fa3", help="FlashAttention-3's shared object, for GQA; else that of an installed vLLM")
     generate.add_argument("--device", choices=["cpu", "cuda"])
     generate.add_argument("--dtype", choices=["float32", "bfloat16", "float16"])
     generate.set_defaults(run=run)
@@ -25,10 +26,13 @@ def run(arguments: argparse.Namespace) -> int:
     from gva.data.tokenizer import load_tokenizer
     from gva.generate import PagedGenerator
     from gva.model import GvaForCausalLM
+    from gva.ops import flash
 
     tokenizer = load_tokenizer(arguments.checkpoint)
     dtype = getattr(torch, arguments.dtype) if arguments.dtype else "auto"
     device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cuda":
+        flash.load(arguments.fa3)
     model = GvaForCausalLM.from_pretrained(arguments.checkpoint, dtype=dtype).to(device).eval()
     texts = arguments.prompt or [line.rstrip("\n") for line in sys.stdin if line.strip()]
     # An empty prompt begins a document, as the end of the one before did in training.

@@ -3,7 +3,9 @@ peer of the benchmarks. Load it once; nothing here is used before."""
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -16,11 +18,23 @@ _library.define(
 )
 
 
-def load(path: str) -> None:
-    """Registers torch.ops._vllm_fa3_C."""
+def installed() -> str | None:
+    """The shared object of an installed vLLM, if there is one."""
+    spec = importlib.util.find_spec("vllm")
+    folders = list(spec.submodule_search_locations or []) if spec else []
+    found = [file for folder in folders for file in Path(folder, "vllm_flash_attn").glob("_vllm_fa3_C*.so")]
+    return str(found[0]) if found else None
+
+
+def load(path: str | None = None) -> bool:
+    """Registers torch.ops._vllm_fa3_C, from this file or from an installed vLLM; False where there is neither."""
     global _loaded
+    path = path or installed()
+    if path is None:
+        return False
     torch.ops.load_library(path)
     _loaded = True
+    return True
 
 
 def available(device: torch.device) -> bool:
