@@ -140,6 +140,6 @@ def test_benchmarks_run_from_the_command_line(capfd, tmp_path):
         "--device",
         "cpu",
     ]
-    assert main(["bench", "end_to_end", *words, "--csv", str(tmp_path / "e2e.csv")]) == 0
+    assert main(["bench", "end-to-end", *words, "--csv", str(tmp_path / "e2e.csv")]) == 0
     assert len((tmp_path / "e2e.csv").read_text().splitlines()) == 3
     assert main(["bench", "decode", "--no-such-option"]) != 0
