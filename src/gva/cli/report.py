@@ -11,11 +11,17 @@ def add(commands: Any) -> None:
     report.add_argument("--out", type=Path, help="by default FOLDER/report, of the first folder")
     report.add_argument("--baseline", help="the row that differences are taken against; by default gqa")
     report.add_argument("--decode-csv", type=Path, help="measured decode speed to show, as gva bench decode writes it")
+    report.add_argument("--archive", type=Path, help="also copy the runs there, without weights and with fewer steps")
     report.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     write(arguments.folders, arguments.out or arguments.folders[0] / "report", arguments.baseline, arguments.decode_csv)
+    if arguments.archive is not None:
+        from gva.study.archive import archive
+
+        count = archive(arguments.folders, arguments.archive)
+        print(f"{arguments.archive}: {count} run{'s' if count != 1 else ''}")
     return 0
 
 

@@ -2,8 +2,10 @@
 
 import fcntl
 import json
+import os
+import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -34,9 +36,23 @@ def claim(out: Path, config: GvaConfig, recipe: Recipe, train_set: TokenDataset,
     """Record what this run is, or refuse to go on with another run's checkpoints."""
     identity = identity_of(config, recipe, train_set, valid_set)
     refuse_another(out, identity)
-    versions = {"gva": gva.__version__, "torch": torch.__version__}
+    versions = {"gva": gva.__version__, "torch": torch.__version__, "commit": commit()}
     record = {"identity": identity, "recipe": asdict(recipe), "versions": versions}
     write_atomically(out / RUN, json.dumps(record, indent=2))
+
+
+def commit() -> str:
+    """The commit of the sources: GVA_COMMIT where a copy without git is told it, else what git says of the working
+    tree, else unknown, as in an installed package."""
+    if told := os.environ.get("GVA_COMMIT"):
+        return told
+    root = Path(__file__).parents[3]
+    if not (root / ".git").exists():
+        return "unknown"
+    words = ["git", "-C", str(root), "describe", "--always", "--dirty"]
+    with suppress(OSError):
+        return subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
+    return "unknown"
 
 
 def identity_of(
