@@ -1,0 +1,29 @@
+"""The matrices of the studies can be built, and say what they claim."""
+
+from pathlib import Path
+
+import pytest
+
+from gva import cost
+from gva.study.matrix import read_matrix
+
+STUDIES = sorted((Path(__file__).parents[2] / "studies").glob("*.toml"))
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+def test_every_row_is_a_different_model_or_recipe(path):
+    matrix = read_matrix(path)
+    built = [row.build(matrix.preset, 0) for row in matrix.rows]
+    assert len({(str(config.to_dict()), str(recipe)) for config, recipe in built}) == len(matrix.rows)
+    assert all(recipe.tokens == 78_643_200 for _, recipe in built)
+
+
+def test_the_rows_that_decide_the_claim_have_the_caches_they_are_named_for():
+    rows = {row.name: row for path in STUDIES for row in read_matrix(path).rows}
+    scalars = {
+        name: cost.cache_scalars_per_token_per_layer(rows[name].build("small", 0)[0])
+        for name in ("gqa", "gva-drope-16", "gva-drope-16-twice-the-groups", "gqa-half-the-groups")
+    }
+    assert scalars == {
+        "gqa": 256, "gva-drope-16": 144, "gva-drope-16-twice-the-groups": 272, "gqa-half-the-groups": 128,
+    }  # fmt: skip
