@@ -34,8 +34,8 @@ def full(tmp_path):
         for rate in (1e-3, 2e-3, 4e-3):
             fields = {"lr": rate}
             for name, loss in (("gqa", 4.0), ("shared-kv", 4.1), ("gva-drope-16", 4.01)):
-                tasks = {task: value - loss / 100 + 0.001 * seed for task, value in FIVE.items()}
-                lost = loss + 0.01 * seed + abs(rate - 2e-3)
+                tasks = {task: value - loss / 100 * (1 + seed / 50) for task, value in FIVE.items()}
+                lost = loss * (1 + seed / 400) + abs(rate - 2e-3)
                 write_run(tmp_path, f"{name}-lr{rate:g}", seed, lost, variant=name, fields=fields, of=name, tasks=tasks)
     return tmp_path
 

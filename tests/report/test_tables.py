@@ -21,7 +21,7 @@ def three(tmp_path):
     for seed, base in enumerate((4.0, 4.2, 4.4)):
         write_run(tmp_path, "gqa", seed, base, tasks=FIVE)
         write_run(tmp_path, "mla", seed, base + (0.01, -0.01, 0.002)[seed], tasks=FIVE | {"arc_easy": 0.51})
-        write_run(tmp_path, "shared-kv", seed, base + 0.1 + 0.001 * seed, tasks=FIVE | {"hellaswag": 0.35})
+        write_run(tmp_path, "shared-kv", seed, base + 0.1 + 0.001 * seed, tasks=FIVE | {"hellaswag": 0.35 + seed / 200})
     return load([tmp_path])
 
 
@@ -44,6 +44,7 @@ def test_losses_come_with_spread_interval_and_a_careful_verdict(three):
         ({0: -0.1, 1: -0.1}, "2 seeds: open"),
         ({0: -0.1, 1: -0.101, 2: -0.099}, "lower"),
         ({0: -0.1, 1: 0.2, 2: -0.3}, "not told apart"),
+        ({0: -0.1, 1: -0.1, 2: -0.1}, "all seeds alike: open"),
     ],
 )
 def test_no_winner_inside_the_noise(values, said):
@@ -54,10 +55,12 @@ def test_the_accuracy_table_has_the_papers_layout_and_every_seed(three):
     table = tables.accuracy_table(three)
     assert table.header == ["", "HellaSwag", "WinoGrande", "OBQA", "ARC-E", "ARC-C", "Avg.", "against GQA", "at 95%"]
     assert cells(table, "gqa")[1:7] == [f"{x} ± 0.00" for x in ("40.00", "52.00", "30.00", "50.00", "28.00", "40.00")]
-    assert cells(table, "shared-kv")[6:] == ["39.00 ± 0.00", "−1.00 [−1.00, −1.00]", "lower"]
+    # -0.90 ± 4.3027 * 0.1 / sqrt(3)
+    assert cells(table, "shared-kv")[6:] == ["39.10 ± 0.10", "−0.90 [−1.15, −0.65]", "lower"]
+    assert cells(table, "mla")[6:] == ["40.20 ± 0.00", "+0.20", "all seeds alike: open"]
     seeds = [texts for row, seed, texts in table.rows if row == "shared-kv" and seed]
     assert [texts[0] for texts in seeds] == ["seed 0", "seed 1", "seed 2"]
-    assert {texts[1] for texts in seeds} == {"35.00"}
+    assert [texts[1] for texts in seeds] == ["35.00", "35.50", "36.00"]
     assert "except WinoGrande" in table.note
 
 

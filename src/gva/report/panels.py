@@ -121,7 +121,7 @@ def forest(
     if any(change.n > 1 for _, change in found):
         caption = "Every small mark is a seed, paired with the same seed of the reference; the large one is their mean"
         intervals = any(change.interval for _, change in found)
-        caption += ", the bar its 95% interval." if intervals else ". Fewer than three seeds: no interval."
+        caption += ", the bar its 95% interval." if intervals else ". No interval: too few seeds, or all alike."
     return Plot(name, title, caption, {"data": traces, "layout": layout}, max(220, 120 + 38 * len(found)))
 
 

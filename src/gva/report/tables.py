@@ -10,7 +10,7 @@ from typing import Any
 from gva import cost
 from gva.report.style import label
 from gva.study.results import TASKS, ComparedRow, Results, Run, score
-from gva.study.statistics import Estimate
+from gva.study.statistics import FEWEST, Estimate
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,8 @@ def verdict(estimate: Estimate | None, words: tuple[str, str] = ("lower", "highe
     if estimate is None:
         return ""
     if estimate.told_apart is None:
+        if estimate.n >= FEWEST:
+            return "all seeds alike: open"
         return "one seed: open" if estimate.n == 1 else f"{estimate.n} seeds: open"
     if not estimate.told_apart:
         return "not told apart"
