@@ -35,6 +35,7 @@ def test_losses_come_with_spread_interval_and_a_careful_verdict(three):
     # 0.1010 ± 4.3027 * 0.001 / sqrt(3)
     assert cells(table, "shared-kv")[5:] == ["+0.1010 [+0.0985, +0.1035]", "higher"]
     assert cells(table, "mla")[6] == "not told apart"
+    assert "the same 4,096 held-out tokens" in table.note
 
 
 @pytest.mark.parametrize(
@@ -61,7 +62,7 @@ def test_the_accuracy_table_has_the_papers_layout_and_every_seed(three):
     seeds = [texts for row, seed, texts in table.rows if row == "shared-kv" and seed]
     assert [texts[0] for texts in seeds] == ["seed 0", "seed 1", "seed 2"]
     assert [texts[1] for texts in seeds] == ["35.00", "35.50", "36.00"]
-    assert "except WinoGrande" in table.note
+    assert "except WinoGrande. Items: 1,000 of each task" in table.note
 
 
 def test_a_minus_is_a_minus_and_zero_has_no_sign():

@@ -1,10 +1,12 @@
 """Runs read back: merged over machines, refused where they do not compare, the best rate chosen."""
 
+import json
 import shutil
 
 import pytest
 
 from gva.study.results import NotComparable, load
+from gva.train.metrics import read_metrics
 from study.folders import DATA, write_run
 
 
@@ -105,6 +107,27 @@ def test_the_average_is_over_the_tasks_that_all_rows_have(tmp_path):
     results = load([tmp_path])
     assert results.tasks() == ["hellaswag", "winogrande", "openbookqa", "arc_challenge"]
     assert results.average(results.row("gqa").runs[0]) == pytest.approx((0.4 + 0.52 + 0.3 + 0.28) / 4)
+
+
+def test_accuracies_on_other_items_are_left_out_and_told(tmp_path):
+    """How many items are scored may change when a run goes on, so that rows may differ in it."""
+    two = {"hellaswag": 0.4, "arc_easy": 0.5}
+    write_run(tmp_path, "gqa", 0, 4.0, tasks=two)
+    folder = write_run(tmp_path, "mla", 0, 4.0, tasks=two)
+    write_run(tmp_path, "mqa", 0, 4.0, tasks={**two, "winogrande": 0.5})
+    assert load([tmp_path]).notes == ["WinoGrande was scored for some rows only, and is left out."]
+    lines = read_metrics(folder)
+    last = [line for line in lines if line["kind"] == "tasks"][-1]
+    lines[0:0] = [json.loads(json.dumps({**last, "step": 1}))]
+    lines[0]["results"]["hellaswag"]["items"] = last["results"]["arc_easy"]["items"] = 50
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    results = load([tmp_path])
+    assert results.tasks() == ["hellaswag"]
+    assert results.average(results.row("gqa").runs[0]) == pytest.approx(0.4)
+    assert results.notes[:2] == [
+        "ARC-E was scored on different numbers of items (50, 1,000), and is left out.",
+        "HellaSwag was scored on 1,000 items at the end, on others along the way.",
+    ]
 
 
 def test_what_is_no_comparison_is_told(tmp_path):

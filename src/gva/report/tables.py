@@ -107,11 +107,12 @@ def loss_table(results: Results) -> Table:
         cells = [label(row.name), str(len(row.runs)), f"{row.lr:g}", spread(row.valid_loss, 4)]
         cells += [spread(bits, 4) if bits else "", difference(change, 4) if change else "—", verdict(change) or "—"]
         rows.append((row.name, False, cells))
-    others = len(results.rows) - 1
+    others, tokens = len(results.rows) - 1, results.runs[0].of_kind("eval")[-1]["valid_tokens"]
     note = (
-        "Nats per token on held-out text at the end of training, mean ± standard deviation over seeds. Differences are "
-        "paired by seed; the interval is Student's, from three seeds on, for each row by itself"
-        + (f" (not corrected for comparing {others} rows)." if others > 1 else ".")
+        f"Nats per token on the same {tokens:,} held-out tokens at the end of training, mean ± standard deviation over "
+        "seeds. Differences are paired by seed; the interval is Student's, from three seeds on, for each row by itself"
+        + (f" (not corrected for comparing {others} rows)" if others > 1 else "")
+        + ". It covers the seeds, not the choice of text."
     )
     return Table(header, rows, note)
 
@@ -133,11 +134,16 @@ def accuracy_table(results: Results) -> Table | None:
             each = [_score(run, task) for task in tasks] + [results.average(run)]
             numbers = ["" if x is None else f"{100 * x:.2f}" for x in each]
             rows.append((row.name, True, [f"seed {run.seed}", *numbers, "", ""]))
+    counts = {task: max(results.items(task)) for task in tasks}
+    items = ", ".join(f"{n:,} {TASKS.get(task, task)}" for task, n in counts.items())
+    if len(set(counts.values())) == 1:
+        items = f"{counts[tasks[0]]:,} of each task"
     plain = [TASKS.get(task, task) for task in tasks if _plain(results, task)]
     note = (
         "Zero-shot accuracy in percent at the end of training, mean ± standard deviation over seeds; length-normalised"
         + (f" except {', '.join(plain)}" if plain else "")
-        + ". Avg. is the unweighted mean of the tasks. No entry is marked best: the last columns tell what can be told."
+        + f". Items: {items}; the intervals cover the seeds, not the choice of items. Avg. is the unweighted mean of "
+        "the tasks. No entry is marked best: the last columns tell what can be told."
     )
     return Table(header, rows, note)
 

@@ -82,7 +82,7 @@ class Run:
 
 
 def score(result: dict[str, Any]) -> float:
-    """The accuracy of a task that its authors report: length-normalised where lm-eval defines it."""
+    """The accuracy that a task is compared by: length-normalised where lm-eval defines that, else plain."""
     return result["acc"] if result.get("acc_norm") is None else result["acc_norm"]
 
 
@@ -146,10 +146,14 @@ class Results:
         return min(len(row.runs) for row in self.rows)
 
     def tasks(self) -> list[str]:
-        """The tasks that every row has a run for, in the paper's order; others after them."""
+        """The tasks that every row has a run for, on as many items, in the paper's order; others after them."""
         found = [set().union(*(run.tasks for run in row.runs)) for row in self.rows]
-        common = set.intersection(*found) if found else set()
+        common = {task for task in set.intersection(*found) if len(self.items(task)) == 1}
         return [name for name in TASKS if name in common] + sorted(common - TASKS.keys())
+
+    def items(self, task: str) -> set[int]:
+        """How many items of a task the runs were scored on at their end: one number, if they compare."""
+        return {run.tasks[task]["items"] for run in self.runs if task in run.tasks}
 
     def average(self, run: Run) -> float | None:
         """The unweighted mean accuracy of a run over the common tasks."""
@@ -296,6 +300,25 @@ def _visible_differences(results: Results) -> list[str]:
         notes.append(f"Rows have from {counts[0]} to {counts[-1]} seeds; differences use the seeds both rows have.")
     if results.unfinished:
         notes.append(f"Not finished, and left out: {', '.join(results.unfinished)}.")
+    return notes + _task_notes(results)
+
+
+def _task_notes(results: Results) -> list[str]:
+    """Sentences about accuracies that do not compare: between rows, or along a run."""
+    notes, compared = [], results.tasks()
+    for task in sorted({task for run in results.runs for task in run.tasks}):
+        counts = ", ".join(f"{n:,}" for n in sorted(results.items(task)))
+        along = {
+            line["results"][task]["items"]
+            for run in results.runs
+            for line in run.of_kind("tasks")
+            if task in line["results"]
+        }
+        if task not in compared:
+            why = f"on different numbers of items ({counts})" if len(results.items(task)) > 1 else "for some rows only"
+            notes.append(f"{TASKS.get(task, task)} was scored {why}, and is left out.")
+        elif along != results.items(task):
+            notes.append(f"{TASKS.get(task, task)} was scored on {counts} items at the end, on others along the way.")
     return notes
 
 
