@@ -6,10 +6,11 @@ import io
 import pytest
 
 from gva.report import tables
-from gva.report.curves import DRAWN, curve_rows
+from gva.report.curves import DRAWN, curve_rows, task_score
 from gva.report.page import markdown
 from gva.study.results import load
 from gva.study.statistics import Estimate
+from gva.train.metrics import record
 from study.folders import write_run
 
 FIVE = {"hellaswag": 0.40, "winogrande": 0.52, "openbookqa": 0.30, "arc_easy": 0.50, "arc_challenge": 0.28}
@@ -88,6 +89,19 @@ def test_too_few_seeds_are_told_on_every_output(tmp_path):
     write_run(tmp_path, "mqa", 0, 4.1, done=False)
     assert "Not finished, and left out: mqa:0" in tables.summary_text(load([tmp_path]))
     assert "Two seeds show a spread but give no interval" in markdown(load([tmp_path]))
+
+
+def test_what_is_recorded_after_a_run_is_drawn_in_its_place(tmp_path):
+    folder = write_run(tmp_path, "gqa", 0, 4.0, tasks=FIVE)
+    late = {
+        "kind": "tasks",
+        "step": 15,
+        "tokens": 1,
+        "results": {"arc_easy": {"acc": 0.3, "acc_norm": None, "items": 9}},
+    }
+    record(folder, late)
+    (run,) = load([tmp_path]).runs
+    assert list(task_score("arc_easy")(run)) == [10, 15, 20, 30, 40]
 
 
 def test_markdown_tables_are_whole(three):
