@@ -2,11 +2,12 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 
 from gva.study.results import NotComparable, load
-from gva.train.metrics import read_metrics
+from gva.train.metrics import read_metrics, record
 from study.folders import DATA, write_run
 
 
@@ -138,3 +139,26 @@ def test_what_is_no_comparison_is_told(tmp_path):
     write_run(tmp_path, "gqa", 0, 4.0)
     with pytest.raises(ValueError, match=r"no finished run of it, only of \['gqa'\]"):
         load([tmp_path], "mla")
+
+
+def test_a_part_of_a_comparison_is_taken_against_what_it_has(tmp_path):
+    write_run(tmp_path, "mla", 0, 4.0)
+    write_run(tmp_path, "shared-kv", 0, 4.1)
+    results = load([tmp_path], "gqa", needed=False)
+    assert results.baseline == "mla"
+    assert results.notes == ["There is no finished run of gqa here: differences are taken against mla."]
+
+
+def test_of_two_copies_of_a_run_the_one_scored_since_is_taken(tmp_path):
+    folder = write_run(tmp_path / "a", "gqa", 0, 4.0)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    scored = {"arc_easy": {"acc": 0.3, "acc_norm": 0.4, "items": 9}}
+    record(folder, {"kind": "tasks", "step": 40, "tokens": 1, "results": scored})
+    for order in ("ab", "ba"):
+        assert load([tmp_path / name for name in order]).tasks() == ["arc_easy"]
+
+
+def test_a_run_is_called_by_its_folder_from_inside_too(tmp_path, monkeypatch):
+    folder = write_run(tmp_path, "gqa", 0, 4.0).rename(tmp_path / "mine")
+    monkeypatch.chdir(folder)
+    assert [row.name for row in load([Path()]).rows] == ["mine"]

@@ -170,8 +170,11 @@ class Results:
         return paired(ours.values, theirs.values)
 
 
-def load(folders: Iterable[Path], baseline: str | None = None) -> Results:
-    """The comparison of all finished runs under these folders, as one machine or several left them."""
+def load(folders: Iterable[Path], baseline: str | None = None, needed: bool = True) -> Results:
+    """The comparison of all finished runs under these folders, as one machine or several left them.
+
+    Without a finished run of `baseline` it is refused, or where that is not `needed`, taken against another and told.
+    """
     runs: dict[tuple[str, int], Run] = {}
     unfinished: set[tuple[str, int]] = set()
     order: dict[str, int] = {}
@@ -184,6 +187,7 @@ def load(folders: Iterable[Path], baseline: str | None = None) -> Results:
                 unfinished.add(key)
             elif key in runs and runs[key].folder.resolve() != run.folder.resolve():
                 _refuse_twice(runs[key], run)
+                runs[key] = max(runs[key], run, key=lambda copy: len(copy.lines))  # one may have been scored since
             else:
                 runs[key] = run
     given = ", ".join(map(str, folders))
@@ -193,9 +197,11 @@ def load(folders: Iterable[Path], baseline: str | None = None) -> Results:
     _refuse_mixture(found)
     rows, rates, notes = _rows_at_their_rate(found, sorted(order, key=lambda name: (order[name], name)))
     names = [row.name for row in rows]
-    if baseline is not None and baseline not in names:
+    if baseline is not None and baseline not in names and needed:
         raise ValueError(f"baseline={baseline!r}: no finished run of it, only of {names}")
-    chosen = baseline or ("gqa" if "gqa" in names else names[0])
+    chosen = baseline if baseline in names else "gqa" if "gqa" in names else names[0]
+    if baseline not in (None, chosen):
+        notes.append(f"There is no finished run of {baseline} here: differences are taken against {chosen}.")
     missing = sorted(f"{row}:{seed}" for row, seed in unfinished - runs.keys())
     results = Results(rows, chosen, rates, missing, notes, next((run.data for run in found if run.data), ""))
     results.notes += _visible_differences(results)
@@ -204,7 +210,7 @@ def load(folders: Iterable[Path], baseline: str | None = None) -> Results:
 
 def _read_runs(folder: Path) -> Iterator[Run]:
     for record in sorted(folder.rglob(RUN)):
-        out = record.parent
+        out = record.parent.resolve()
         content = json.loads(record.read_text())
         own = out.parent / ROW
         row = json.loads(own.read_text()) if own.is_file() else {}
