@@ -8,6 +8,7 @@ import pytest
 
 from gva.cli import main
 from gva.report import write_report
+from gva.report.panels import decode_speed, shared_kv
 from gva.study.results import load
 from study.folders import write_run
 
@@ -108,6 +109,31 @@ def test_a_decode_table_of_another_shape_is_refused(tmp_path, capsys):
     other.write_text("a,b\n1,2\n")
     assert main(["report", str(tmp_path), "--decode-csv", str(other)]) == 2
     assert "gva bench decode" in capsys.readouterr().err
+
+
+def test_a_decode_table_is_looked_at_before_training(tmp_path, capsys):
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    for name, told in (("other.csv", "gva bench decode"), ("nowhere.csv", "No such file")):
+        words = ["--preset", "demo", "--out", str(tmp_path / "out"), "--decode-csv", str(tmp_path / name)]
+        assert main(["compare", *words]) == 2
+        assert told in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    ragged = DECODE.read_text().splitlines()
+    names = ragged[0].split(",")
+    row = ragged[1].split(",")
+    row[names.index("ragged")] = "True"
+    (tmp_path / "ragged.csv").write_text("\n".join([ragged[0], ",".join(row)]) + "\n")
+    with pytest.raises(ValueError, match="no row of one token per sequence"):
+        decode_speed(tmp_path / "ragged.csv")
+
+
+def test_shared_kv_is_shown_whichever_row_comes_first(tmp_path):
+    write_run(tmp_path, "gqa", 0, 4.0)
+    write_run(tmp_path, "shared-kv", 0, 4.1)
+    results = load([tmp_path])
+    assert shared_kv(results) is not None
+    results.rows.reverse()
+    assert shared_kv(results) is not None
 
 
 def test_folders_that_do_not_compare_are_refused(tmp_path, capsys):
