@@ -60,6 +60,7 @@ def test_panels_with_data_are_there(full, capsys):
     assert set(panels(html)) == {*ALWAYS, "shared-kv", "accuracy-forest", "rates", "decode", *tasks}
     assert "ranks nothing" not in html
     assert "<b>higher validation loss than GQA:</b> Shared KV, GVA + DRoPE 16" in html
+    assert "for each row by itself, not corrected for comparing 2 rows." in html.partition("<nav")[0]
     shown = capsys.readouterr().out
     assert shown.rstrip().endswith("index.html")
     assert "gva-drope-16" in shown
@@ -92,6 +93,8 @@ def test_without_plotly_the_tables_are_written_and_the_page_is_asked_for(tmp_pat
     from gva.report import page
 
     write_run(tmp_path, "gqa", 0, 4.0)
+    (tmp_path / "report").mkdir()
+    (tmp_path / "report" / "index.html").write_text("an earlier page")
     monkeypatch.setitem(sys.modules, "plotly", None)
     monkeypatch.delitem(sys.modules, "plotly.offline", raising=False)
     page.plotly_script.cache_clear()

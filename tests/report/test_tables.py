@@ -91,6 +91,19 @@ def test_too_few_seeds_are_told_on_every_output(tmp_path):
     assert "Two seeds show a spread but give no interval" in markdown(load([tmp_path]))
 
 
+def test_rows_that_share_too_few_seeds_are_named(tmp_path):
+    for seed in range(3):
+        write_run(tmp_path, "gqa", seed, 4.0)
+        write_run(tmp_path, "mla", seed, 4.1 + 0.001 * seed)
+    write_run(tmp_path, "mqa", 0, 4.2)
+    said = tables.caution(load([tmp_path]))
+    assert said.startswith("Not ranked: MQA, for want of three seeds in common with GQA;")
+    for seed in range(3, 6):
+        write_run(tmp_path / "other", "gqa", seed, 4.0)
+    write_run(tmp_path / "other", "mla", 7, 4.1)
+    assert tables.caution(load([tmp_path / "other"])).startswith("Not ranked: MLA, ")
+
+
 def test_what_is_recorded_after_a_run_is_drawn_in_its_place(tmp_path):
     folder = write_run(tmp_path, "gqa", 0, 4.0, tasks=FIVE)
     late = {

@@ -90,6 +90,10 @@ def test_the_best_rate_is_chosen_by_mean_loss(tmp_path):
     assert [note for note in results.notes if "edge of its sweep" in note] == [
         "mla did best at the edge of its sweep (0.001): widen it that way."
     ]
+    assert not any("more luck" in note for note in results.notes)
+    write_run(tmp_path, "mqa", 0, 4.1)
+    (told,) = (note for note in load([tmp_path]).notes if "more luck" in note)
+    assert "(mqa 1, gqa 3, mla 3)" in told
 
 
 def test_a_rate_with_a_missing_seed_is_not_chosen(tmp_path):

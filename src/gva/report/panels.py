@@ -94,7 +94,7 @@ def loss_gap(results: Results) -> Plot | None:
     base = label(results.baseline)
     layout = _axes("training step", f"validation loss minus {base}'s (nats)", zero=base)
     caption = f"Below the line is better than {base} under the same seed."
-    caption += " Thin lines are seeds, the thick one is their mean." if results.fewest_seeds > 1 else ""
+    caption += " Thin lines are seeds, the thick one is their mean." if any(len(row.runs) > 1 for row in rows) else ""
     return Plot("gap", f"Distance to {base} while training", caption, {"data": traces, "layout": layout})
 
 

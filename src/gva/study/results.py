@@ -141,10 +141,6 @@ class Results:
     def runs(self) -> list[Run]:
         return [run for row in self.rows for run in row.runs]
 
-    @property
-    def fewest_seeds(self) -> int:
-        return min(len(row.runs) for row in self.rows)
-
     def tasks(self) -> list[str]:
         """The tasks that every row has a run for, on as many items, in the paper's order; others after them."""
         found = [set().union(*(run.tasks for run in row.runs)) for row in self.rows]
@@ -261,7 +257,7 @@ def _refuse_mixture(runs: list[Run]) -> None:
 
 def _rows_at_their_rate(runs: list[Run], order: list[str]) -> tuple[list[ComparedRow], list[Rate], list[str]]:
     """Each row with its runs; a swept one with those at its best rate by mean validation loss."""
-    rows, rates, notes = [], [], []
+    rows, rates, notes, tried = [], [], [], {}
     for name in order:
         candidates: dict[str, list[Run]] = {}
         for run in runs:
@@ -274,6 +270,7 @@ def _rows_at_their_rate(runs: list[Run], order: list[str]) -> tuple[list[Compare
         whole = [i for i, loss in enumerate(losses) if loss.n == max(other.n for other in losses)]
         best = min(whole, key=lambda i: losses[i].mean)
         rows.append(ComparedRow(name, swept[best]))
+        tried[name] = len(swept)
         if len(swept) == 1 and swept[0][0].row == name:
             continue
         rates += [Rate(name, found[0].lr, losses[i], i == best) for i, found in enumerate(swept)]
@@ -281,6 +278,9 @@ def _rows_at_their_rate(runs: list[Run], order: list[str]) -> tuple[list[Compare
             notes.append(f"{name} did best at the edge of its sweep ({swept[best][0].lr:g}): widen it that way.")
         if len(whole) < len(swept):
             notes.append(f"{name}: some rates have fewer seeds than others and could not be chosen.")
+    if len(set(tried.values())) > 1:
+        told = ", ".join(f"{name} {count}" for name, count in tried.items())
+        notes.append(f"Rows are at the best of different numbers of learning rates ({told}): more rates, more luck.")
     return rows, rates, notes
 
 
