@@ -28,6 +28,12 @@ from gva.train.metrics import METRICS, is_done, read_metrics
 LOG = "log.txt"
 LOG_TAIL = 15  # lines of it that a failure shows
 POLL = 0.25  # seconds
+ENVIRONMENT = {
+    # Threads that spin while they wait make training several times slower on cores shared with others.
+    "OMP_WAIT_POLICY": "PASSIVE",
+    # Ranks agree on a stop where they next meet, every log_every steps; torchrun would kill them after 30 seconds.
+    "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "600",
+}
 
 
 @dataclass
@@ -124,8 +130,7 @@ class Runner:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                # Threads that spin while they wait make training several times slower on cores shared with others.
-                env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ},
+                env={**ENVIRONMENT, **os.environ},
             )
             while self._child.poll() is None:
                 progress.look(row, seeds)
