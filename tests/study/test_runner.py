@@ -137,8 +137,9 @@ def test_stopped_it_writes_a_checkpoint_and_goes_on_with_the_same_losses(tmp_pat
     assert losses(first) == losses(tmp_path / "whole")
 
 
-def test_killed_without_a_word_its_training_stops_too(tmp_path, data):
-    running = start(data, tmp_path, "--steps", "100000")
+@pytest.mark.parametrize("ranks", ["1", "2"])
+def test_killed_without_a_word_its_training_stops_too(tmp_path, data, ranks):
+    running = start(data, tmp_path, "--steps", "100000", "--ranks", ranks)
     first = tmp_path / "runs" / "gqa" / "seed-0"
     wait_for(lambda: bool(read_metrics(first, "step")), running)
     running.kill()
