@@ -113,6 +113,8 @@ def test_shards_hold_the_documents(tmp_path, inputs):
     crossing = train.read(int(train.shards[0].tokens) - 5, int(train.shards[0].tokens) + 5)
     assert len(crossing) == 10
     assert sum(s.bytes for s in train.shards) == sum(len(t.encode()) for t in texts if t not in held_out)
+    assert train.text_bytes(0, len(train)) == sum(s.bytes for s in train.shards)
+    assert train.text_bytes(0, int(ends[0])) == len(texts[0].encode()), "its end token has no bytes"
     assert valid.read(0, len(valid)).tolist().count(tokenizer.end) == len(held_out)
     assert AutoTokenizer.from_pretrained(tmp_path / "out" / "tokenizer").eos_token_id == tokenizer.end
     assert index["provenance"]["inputs"] == [p.name for p in inputs]

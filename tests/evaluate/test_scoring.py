@@ -5,6 +5,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from gva import VARIANTS
+from gva.cli.evaluate import _told
 from gva.data.batches import IGNORED
 from gva.data.documents import DataError
 from gva.evaluate.encoding import Pack, collate, encode_items, pack_items
@@ -190,6 +191,8 @@ def test_differences_see_another_number_and_another_text():
     assert found == {
         "largest_difference": 0.5, "loglikelihoods": 2, "same_text": False, "same_acc": False, "same_acc_norm": True,
     }  # fmt: skip
+    assert _told(differences(one, two)).endswith("acc NOT the same, acc_norm the same, the text NOT the same")
+    assert "NOT" not in _told(differences(one, one))
 
 
 def test_a_real_item_is_shorter_when_shared(bench, tokenizer):

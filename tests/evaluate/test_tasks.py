@@ -88,6 +88,7 @@ def test_missing_files_are_named(tmp_path):
 def test_a_list_of_tasks():
     assert [task.name for task in chosen_tasks("paper")] == list(TASKS)
     assert [task.name for task in chosen_tasks("winogrande, arc_easy,winogrande")] == ["winogrande", "arc_easy"]
+    assert [task.name for task in chosen_tasks("arc_easy,paper")] == ["arc_easy", *list(TASKS)[:3], "arc_challenge"]
     with pytest.raises(ValueError, match="did you mean 'hellaswag'"):
         chosen_tasks("arc_easy,helaswag")
 

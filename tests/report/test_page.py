@@ -8,6 +8,7 @@ import pytest
 
 from gva.cli import main
 from gva.report import write_report
+from gva.report.panels import decode_speed, shared_kv
 from gva.study.results import load
 from study.folders import write_run
 
@@ -34,8 +35,8 @@ def full(tmp_path):
         for rate in (1e-3, 2e-3, 4e-3):
             fields = {"lr": rate}
             for name, loss in (("gqa", 4.0), ("shared-kv", 4.1), ("gva-drope-16", 4.01)):
-                tasks = {task: value - loss / 100 + 0.001 * seed for task, value in FIVE.items()}
-                lost = loss + 0.01 * seed + abs(rate - 2e-3)
+                tasks = {task: value - loss / 100 * (1 + seed / 50) for task, value in FIVE.items()}
+                lost = loss * (1 + seed / 400) + abs(rate - 2e-3)
                 write_run(tmp_path, f"{name}-lr{rate:g}", seed, lost, variant=name, fields=fields, of=name, tasks=tasks)
     return tmp_path
 
@@ -59,6 +60,7 @@ def test_panels_with_data_are_there(full, capsys):
     assert set(panels(html)) == {*ALWAYS, "shared-kv", "accuracy-forest", "rates", "decode", *tasks}
     assert "ranks nothing" not in html
     assert "<b>higher validation loss than GQA:</b> Shared KV, GVA + DRoPE 16" in html
+    assert "for each row by itself, not corrected for comparing 2 rows." in html.partition("<nav")[0]
     shown = capsys.readouterr().out
     assert shown.rstrip().endswith("index.html")
     assert "gva-drope-16" in shown
@@ -91,6 +93,8 @@ def test_without_plotly_the_tables_are_written_and_the_page_is_asked_for(tmp_pat
     from gva.report import page
 
     write_run(tmp_path, "gqa", 0, 4.0)
+    (tmp_path / "report").mkdir()
+    (tmp_path / "report" / "index.html").write_text("an earlier page")
     monkeypatch.setitem(sys.modules, "plotly", None)
     monkeypatch.delitem(sys.modules, "plotly.offline", raising=False)
     page.plotly_script.cache_clear()
@@ -108,6 +112,31 @@ def test_a_decode_table_of_another_shape_is_refused(tmp_path, capsys):
     other.write_text("a,b\n1,2\n")
     assert main(["report", str(tmp_path), "--decode-csv", str(other)]) == 2
     assert "gva bench decode" in capsys.readouterr().err
+
+
+def test_a_decode_table_is_looked_at_before_training(tmp_path, capsys):
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    for name, told in (("other.csv", "gva bench decode"), ("nowhere.csv", "No such file")):
+        words = ["--preset", "demo", "--out", str(tmp_path / "out"), "--decode-csv", str(tmp_path / name)]
+        assert main(["compare", *words]) == 2
+        assert told in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    ragged = DECODE.read_text().splitlines()
+    names = ragged[0].split(",")
+    row = ragged[1].split(",")
+    row[names.index("ragged")] = "True"
+    (tmp_path / "ragged.csv").write_text("\n".join([ragged[0], ",".join(row)]) + "\n")
+    with pytest.raises(ValueError, match="no row of one token per sequence"):
+        decode_speed(tmp_path / "ragged.csv")
+
+
+def test_shared_kv_is_shown_whichever_row_comes_first(tmp_path):
+    write_run(tmp_path, "gqa", 0, 4.0)
+    write_run(tmp_path, "shared-kv", 0, 4.1)
+    results = load([tmp_path])
+    assert shared_kv(results) is not None
+    results.rows.reverse()
+    assert shared_kv(results) is not None
 
 
 def test_folders_that_do_not_compare_are_refused(tmp_path, capsys):

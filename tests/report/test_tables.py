@@ -6,10 +6,11 @@ import io
 import pytest
 
 from gva.report import tables
-from gva.report.curves import DRAWN, curve_rows
+from gva.report.curves import DRAWN, curve_rows, task_score
 from gva.report.page import markdown
 from gva.study.results import load
 from gva.study.statistics import Estimate
+from gva.train.metrics import record
 from study.folders import write_run
 
 FIVE = {"hellaswag": 0.40, "winogrande": 0.52, "openbookqa": 0.30, "arc_easy": 0.50, "arc_challenge": 0.28}
@@ -21,7 +22,7 @@ def three(tmp_path):
     for seed, base in enumerate((4.0, 4.2, 4.4)):
         write_run(tmp_path, "gqa", seed, base, tasks=FIVE)
         write_run(tmp_path, "mla", seed, base + (0.01, -0.01, 0.002)[seed], tasks=FIVE | {"arc_easy": 0.51})
-        write_run(tmp_path, "shared-kv", seed, base + 0.1 + 0.001 * seed, tasks=FIVE | {"hellaswag": 0.35})
+        write_run(tmp_path, "shared-kv", seed, base + 0.1 + 0.001 * seed, tasks=FIVE | {"hellaswag": 0.35 + seed / 200})
     return load([tmp_path])
 
 
@@ -35,6 +36,7 @@ def test_losses_come_with_spread_interval_and_a_careful_verdict(three):
     # 0.1010 ± 4.3027 * 0.001 / sqrt(3)
     assert cells(table, "shared-kv")[5:] == ["+0.1010 [+0.0985, +0.1035]", "higher"]
     assert cells(table, "mla")[6] == "not told apart"
+    assert "the same 4,096 held-out tokens" in table.note
 
 
 @pytest.mark.parametrize(
@@ -44,6 +46,7 @@ def test_losses_come_with_spread_interval_and_a_careful_verdict(three):
         ({0: -0.1, 1: -0.1}, "2 seeds: open"),
         ({0: -0.1, 1: -0.101, 2: -0.099}, "lower"),
         ({0: -0.1, 1: 0.2, 2: -0.3}, "not told apart"),
+        ({0: -0.1, 1: -0.1, 2: -0.1}, "all seeds alike: open"),
     ],
 )
 def test_no_winner_inside_the_noise(values, said):
@@ -54,11 +57,13 @@ def test_the_accuracy_table_has_the_papers_layout_and_every_seed(three):
     table = tables.accuracy_table(three)
     assert table.header == ["", "HellaSwag", "WinoGrande", "OBQA", "ARC-E", "ARC-C", "Avg.", "against GQA", "at 95%"]
     assert cells(table, "gqa")[1:7] == [f"{x} ± 0.00" for x in ("40.00", "52.00", "30.00", "50.00", "28.00", "40.00")]
-    assert cells(table, "shared-kv")[6:] == ["39.00 ± 0.00", "−1.00 [−1.00, −1.00]", "lower"]
+    # -0.90 ± 4.3027 * 0.1 / sqrt(3)
+    assert cells(table, "shared-kv")[6:] == ["39.10 ± 0.10", "−0.90 [−1.15, −0.65]", "lower"]
+    assert cells(table, "mla")[6:] == ["40.20 ± 0.00", "+0.20", "all seeds alike: open"]
     seeds = [texts for row, seed, texts in table.rows if row == "shared-kv" and seed]
     assert [texts[0] for texts in seeds] == ["seed 0", "seed 1", "seed 2"]
-    assert {texts[1] for texts in seeds} == {"35.00"}
-    assert "except WinoGrande" in table.note
+    assert [texts[1] for texts in seeds] == ["35.00", "35.50", "36.00"]
+    assert "except WinoGrande. Items: 1,000 of each task" in table.note
 
 
 def test_a_minus_is_a_minus_and_zero_has_no_sign():
@@ -84,6 +89,32 @@ def test_too_few_seeds_are_told_on_every_output(tmp_path):
     write_run(tmp_path, "mqa", 0, 4.1, done=False)
     assert "Not finished, and left out: mqa:0" in tables.summary_text(load([tmp_path]))
     assert "Two seeds show a spread but give no interval" in markdown(load([tmp_path]))
+
+
+def test_rows_that_share_too_few_seeds_are_named(tmp_path):
+    for seed in range(3):
+        write_run(tmp_path, "gqa", seed, 4.0)
+        write_run(tmp_path, "mla", seed, 4.1 + 0.001 * seed)
+    write_run(tmp_path, "mqa", 0, 4.2)
+    said = tables.caution(load([tmp_path]))
+    assert said.startswith("Not ranked: MQA, for want of three seeds in common with GQA;")
+    for seed in range(3, 6):
+        write_run(tmp_path / "other", "gqa", seed, 4.0)
+    write_run(tmp_path / "other", "mla", 7, 4.1)
+    assert tables.caution(load([tmp_path / "other"])).startswith("Not ranked: MLA, ")
+
+
+def test_what_is_recorded_after_a_run_is_drawn_in_its_place(tmp_path):
+    folder = write_run(tmp_path, "gqa", 0, 4.0, tasks=FIVE)
+    late = {
+        "kind": "tasks",
+        "step": 15,
+        "tokens": 1,
+        "results": {"arc_easy": {"acc": 0.3, "acc_norm": None, "items": 9}},
+    }
+    record(folder, late)
+    (run,) = load([tmp_path]).runs
+    assert list(task_score("arc_easy")(run)) == [10, 15, 20, 30, 40]
 
 
 def test_markdown_tables_are_whole(three):

@@ -24,6 +24,7 @@ def write_run(
     valid_tokens: int = 4096,
     done: bool = True,
     tasks: dict | None = None,
+    items: int = 1000,
     steps: int = 40,
     versions: dict | None = None,
 ) -> Path:
@@ -38,14 +39,15 @@ def write_run(
     identity = {"model": model, "recipe": recipe.identity(), "data": data or DATA}
     record = {"identity": identity, "recipe": asdict(recipe), "versions": versions or {"torch": "2.13.0"}}
     (folder / "run.json").write_text(json.dumps(record))
-    lines = list(_lines(loss, seed, steps, recipe.global_batch * recipe.length, valid_tokens, config, tasks or {}))
+    tokens_per_step = recipe.global_batch * recipe.length
+    lines = list(_lines(loss, seed, steps, tokens_per_step, valid_tokens, config, tasks or {}, items))
     if done:
         lines.append({"kind": "done", "step": steps, "tokens": recipe.tokens})
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
 
 
-def _lines(loss, seed, steps, tokens_per_step, valid_tokens, config, tasks):
+def _lines(loss, seed, steps, tokens_per_step, valid_tokens, config, tasks, items):
     layers, heads = config.num_hidden_layers, config.num_attention_heads
     for step in range(1, steps + 1):
         now = loss + 3 * (1 - step / steps) + 0.01 * ((step * 7 + seed) % 5 - 2)
@@ -65,16 +67,16 @@ def _lines(loss, seed, steps, tokens_per_step, valid_tokens, config, tasks):
                 "previous_token_attention": [[0.1] * heads] * layers, "qk_scales": [scales] * layers,
             }  # fmt: skip
             if tasks:
-                yield {"kind": "tasks", "step": step, "tokens": tokens, "results": _tasks(tasks, step / steps)}
+                yield {"kind": "tasks", "step": step, "tokens": tokens, "results": _tasks(tasks, step / steps, items)}
 
 
-def _tasks(final, progress):
+def _tasks(final, progress, items):
     results = {}
     for name, accuracy in final.items():
         now = TASKS[name] + (accuracy - TASKS[name]) * progress
         norm = None if name == "winogrande" else now
         results[name] = {
             "acc": now - (0 if norm is None else 0.02), "acc_stderr": 0.01, "acc_norm": norm,
-            "acc_norm_stderr": None if norm is None else 0.01, "chance": TASKS[name], "items": 1000,
+            "acc_norm_stderr": None if norm is None else 0.01, "chance": TASKS[name], "items": items,
         }  # fmt: skip
     return results

@@ -1,10 +1,13 @@
 """Runs read back: merged over machines, refused where they do not compare, the best rate chosen."""
 
+import json
 import shutil
+from pathlib import Path
 
 import pytest
 
 from gva.study.results import NotComparable, load
+from gva.train.metrics import read_metrics, record
 from study.folders import DATA, write_run
 
 
@@ -87,6 +90,10 @@ def test_the_best_rate_is_chosen_by_mean_loss(tmp_path):
     assert [note for note in results.notes if "edge of its sweep" in note] == [
         "mla did best at the edge of its sweep (0.001): widen it that way."
     ]
+    assert not any("more luck" in note for note in results.notes)
+    write_run(tmp_path, "mqa", 0, 4.1)
+    (told,) = (note for note in load([tmp_path]).notes if "more luck" in note)
+    assert "(mqa 1, gqa 3, mla 3)" in told
 
 
 def test_a_rate_with_a_missing_seed_is_not_chosen(tmp_path):
@@ -107,6 +114,27 @@ def test_the_average_is_over_the_tasks_that_all_rows_have(tmp_path):
     assert results.average(results.row("gqa").runs[0]) == pytest.approx((0.4 + 0.52 + 0.3 + 0.28) / 4)
 
 
+def test_accuracies_on_other_items_are_left_out_and_told(tmp_path):
+    """How many items are scored may change when a run goes on, so that rows may differ in it."""
+    two = {"hellaswag": 0.4, "arc_easy": 0.5}
+    write_run(tmp_path, "gqa", 0, 4.0, tasks=two)
+    folder = write_run(tmp_path, "mla", 0, 4.0, tasks=two)
+    write_run(tmp_path, "mqa", 0, 4.0, tasks={**two, "winogrande": 0.5})
+    assert load([tmp_path]).notes == ["WinoGrande was scored for some rows only, and is left out."]
+    lines = read_metrics(folder)
+    last = [line for line in lines if line["kind"] == "tasks"][-1]
+    lines[0:0] = [json.loads(json.dumps({**last, "step": 1}))]
+    lines[0]["results"]["hellaswag"]["items"] = last["results"]["arc_easy"]["items"] = 50
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    results = load([tmp_path])
+    assert results.tasks() == ["hellaswag"]
+    assert results.average(results.row("gqa").runs[0]) == pytest.approx(0.4)
+    assert results.notes[:2] == [
+        "ARC-E was scored on different numbers of items (50, 1,000), and is left out.",
+        "HellaSwag was scored on 1,000 items at the end, on others along the way.",
+    ]
+
+
 def test_what_is_no_comparison_is_told(tmp_path):
     with pytest.raises(ValueError, match="no such folder"):
         load([tmp_path / "nowhere"])
@@ -115,3 +143,26 @@ def test_what_is_no_comparison_is_told(tmp_path):
     write_run(tmp_path, "gqa", 0, 4.0)
     with pytest.raises(ValueError, match=r"no finished run of it, only of \['gqa'\]"):
         load([tmp_path], "mla")
+
+
+def test_a_part_of_a_comparison_is_taken_against_what_it_has(tmp_path):
+    write_run(tmp_path, "mla", 0, 4.0)
+    write_run(tmp_path, "shared-kv", 0, 4.1)
+    results = load([tmp_path], "gqa", needed=False)
+    assert results.baseline == "mla"
+    assert results.notes == ["There is no finished run of gqa here: differences are taken against mla."]
+
+
+def test_of_two_copies_of_a_run_the_one_scored_since_is_taken(tmp_path):
+    folder = write_run(tmp_path / "a", "gqa", 0, 4.0)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    scored = {"arc_easy": {"acc": 0.3, "acc_norm": 0.4, "items": 9}}
+    record(folder, {"kind": "tasks", "step": 40, "tokens": 1, "results": scored})
+    for order in ("ab", "ba"):
+        assert load([tmp_path / name for name in order]).tasks() == ["arc_easy"]
+
+
+def test_a_run_is_called_by_its_folder_from_inside_too(tmp_path, monkeypatch):
+    folder = write_run(tmp_path, "gqa", 0, 4.0).rename(tmp_path / "mine")
+    monkeypatch.chdir(folder)
+    assert [row.name for row in load([Path()]).rows] == ["mine"]

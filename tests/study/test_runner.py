@@ -47,9 +47,13 @@ def test_seeds_share_a_process_and_give_what_they_give_alone(tmp_path, data, cap
     # Done, its model kept and its checkpoints gone; run again, nothing is trained.
     assert sorted(path.name for path in together.iterdir() if path.is_dir() and path.name != "tensorboard") == ["model"]
     before = (together / "metrics.jsonl").stat().st_mtime_ns
+    (together / "checkpoints").mkdir()  # as if kept by another command: only --no-weights takes it back
+    Runner(study, data, tmp_path, device="cpu").execute(study.runs())
+    assert (together / "checkpoints").is_dir()
     again = Runner(study, data, tmp_path, device="cpu", weights="none").execute(study.runs())
     assert again.finished == outcome.finished
     assert (together / "metrics.jsonl").stat().st_mtime_ns == before
+    assert not (together / "checkpoints").exists()
     assert not (together / "model").exists(), "a run is done once its metrics say so, whatever is left of its weights"
     assert "4 of 4 runs are done already" in capsys.readouterr().out
 
@@ -121,6 +125,7 @@ def test_stopped_it_writes_a_checkpoint_and_goes_on_with_the_same_losses(tmp_pat
     running.send_signal(signal.SIGINT)
     _, said = running.communicate(timeout=60)
     assert running.returncode == 130, said
+    assert "stopping with a checkpoint; asked again, at once" in said
     assert "the same command goes on from there" in said
     (checkpoint,) = (first / "checkpoints").glob("step-*[0-9]")
     assert 0 < int(checkpoint.name[5:]) < 60
@@ -132,8 +137,9 @@ def test_stopped_it_writes_a_checkpoint_and_goes_on_with_the_same_losses(tmp_pat
     assert losses(first) == losses(tmp_path / "whole")
 
 
-def test_killed_without_a_word_its_training_stops_too(tmp_path, data):
-    running = start(data, tmp_path, "--steps", "100000")
+@pytest.mark.parametrize("ranks", ["1", "2"])
+def test_killed_without_a_word_its_training_stops_too(tmp_path, data, ranks):
+    running = start(data, tmp_path, "--steps", "100000", "--ranks", ranks)
     first = tmp_path / "runs" / "gqa" / "seed-0"
     wait_for(lambda: bool(read_metrics(first, "step")), running)
     running.kill()

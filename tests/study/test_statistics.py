@@ -35,5 +35,14 @@ def test_pairing_removes_what_a_seed_does_to_both():
     assert paired({0: 1.0}, {1: 1.0}) is None
 
 
-def test_equal_rows_are_not_told_apart():
-    assert paired({0: 1.0, 1: 2.0, 2: 3.0}, {0: 1.0, 1: 2.0, 2: 3.0}).told_apart is False
+def test_seeds_that_agree_exactly_give_no_interval():
+    """Accuracies on few items come in steps; an interval of no width would tell any two rows apart."""
+    same = paired({0: 1.0, 1: 2.0, 2: 3.0}, {0: 1.0, 1: 2.0, 2: 3.0})
+    steps = paired({0: 0.26, 1: 0.20, 2: 0.34}, {0: 0.24, 1: 0.18, 2: 0.32})
+    assert steps.mean == pytest.approx(0.02)
+    for found in (same, steps):
+        assert (found.interval, found.told_apart) == (None, None)
+
+
+def test_rows_within_the_noise_are_not_told_apart():
+    assert paired({0: 1.01, 1: 1.99, 2: 3.0}, {0: 1.0, 1: 2.0, 2: 3.0}).told_apart is False

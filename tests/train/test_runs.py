@@ -15,6 +15,7 @@ from gva.cli import main
 from gva.data.batches import Batches
 from gva.data.prepare import prepare_files
 from gva.data.shards import TokenDataset
+from gva.data.tokenizer import load_tokenizer
 from gva.model import FeedForward
 from gva.train import loop
 from gva.train.checkpoints import CheckpointError, Checkpoints
@@ -56,7 +57,8 @@ def test_the_exported_model_is_the_trained_one(tmp_path, data):
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
     assert loss.item() == pytest.approx(reported["valid_loss"], rel=1e-5)
     assert len(reported["loss_by_position"]) == 16
-    per_token = TokenDataset(data, "valid").bytes_per_token
+    text = load_tokenizer(data / "tokenizer").tokenizer.decode(TokenDataset(data, "valid").read(1, 4 * 48 + 1).tolist())
+    per_token = len(text.encode()) / (4 * 48)
     assert reported["bits_per_byte"] == pytest.approx(reported["valid_loss"] / 0.693147 / per_token, rel=1e-4)
 
 

@@ -106,6 +106,7 @@ def _told(differences: dict[str, dict[str, Any]]) -> str:
         lines.append(
             f"  {name}: largest difference of {found['loglikelihoods']:,} loglikelihoods "
             f"{found['largest_difference']:.2e} nats, acc {same['acc']}, acc_norm {same['acc_norm']}"
+            + ("" if found["same_text"] else ", the text NOT the same")
         )
     return "\n".join(lines)
 

@@ -25,13 +25,15 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def write(folders: list[Path], out: Path, baseline: str | None, decode_csv: Path | None) -> None:
+def write(
+    folders: list[Path], out: Path, baseline: str | None, decode_csv: Path | None, baseline_needed: bool = True
+) -> None:
     """Read the runs, write every file of the report, print the summary and where it is."""
     from gva.report import write_report
     from gva.report.tables import summary_text
     from gva.study.results import load
 
-    results = load(folders, baseline)
+    results = load(folders, baseline, baseline_needed)
     written = write_report(results, out, decode_csv)
     print(f"\n{summary_text(results)}\n")
     print(f"report: {written}")

@@ -28,6 +28,7 @@ class Batches:
                 f"{length}; use more data or a shorter sequence"
             )
         self._order = lru_cache(maxsize=2)(self._shuffled)
+        self._bytes: dict[int, int] = {}
 
     def indices(self, step: int) -> list[int]:
         """Which sequences make up the global batch of a step."""
@@ -47,6 +48,13 @@ class Batches:
             batch["position_ids"] = torch.from_numpy((slots - begun)[:, :-1].copy())
             batch["labels"][torch.from_numpy(starts[:, 1:])] = IGNORED
         return batch
+
+    def bytes_per_token(self, sequences: int) -> float:
+        """Bytes of text per target over the first sequences: what turns a loss on them into bits per byte."""
+        targets = min(sequences, self.sequences) * self.length
+        if targets not in self._bytes:  # the same few at every evaluation of a run
+            self._bytes[targets] = self.dataset.text_bytes(1, targets + 1)
+        return self._bytes[targets] / targets
 
     def _starts_of_documents(self, index: int) -> np.ndarray:
         """Which of the length + 1 tokens of a sequence begin a document, as booleans."""

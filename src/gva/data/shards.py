@@ -105,9 +105,13 @@ class TokenDataset:
         joined = "".join(shard.sha256 for shard in self.shards)
         return hashlib.sha256(joined.encode()).hexdigest()[:16]
 
-    @property
-    def bytes_per_token(self) -> float:
-        return sum(shard.bytes for shard in self.shards) / max(1, len(self))
+    def text_bytes(self, first: int, last: int) -> int:
+        """UTF-8 bytes of the text of tokens first to last, end tokens having none."""
+        from gva.data.tokenizer import load_tokenizer
+
+        decode = load_tokenizer(self.folder / "tokenizer").tokenizer.decode
+        pieces = range(first, last, 2**20)
+        return sum(len(decode(self.read(i, min(i + 2**20, last)).tolist()).encode()) for i in pieces)
 
     @cached_property
     def document_ends(self) -> np.ndarray:

@@ -84,9 +84,10 @@ TASKS = {task.name: task for task in _ALL}
 
 def chosen_tasks(names: str) -> list[Task]:
     """The tasks of a comma-separated list; 'paper' stands for all five."""
-    wanted = list(TASKS) if names == "paper" else [name.strip() for name in names.split(",")]
-    for name in wanted:
+    listed = [name.strip() for name in names.split(",")]
+    for name in listed:
         check_choice("tasks", name, [*TASKS, "paper"])
+    wanted = [task for name in listed for task in (TASKS if name == "paper" else [name])]
     return [TASKS[name] for name in dict.fromkeys(wanted)]
 
 

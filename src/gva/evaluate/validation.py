@@ -43,7 +43,7 @@ def validation_loss(
     loss = total.item() / count
     return {
         "valid_loss": loss,
-        "bits_per_byte": loss / dataset.bytes_per_token / math.log(2),
+        "bits_per_byte": loss / batches.bytes_per_token(len(chosen)) / math.log(2),
         "valid_tokens": count,
         "length": length,
     }

@@ -39,6 +39,7 @@ def write_report(results: Results, out: Path, decode_csv: Path | None = None) ->
             "pip install 'grouped-value-attention[report]', then gva report",
             file=sys.stderr,
         )
+        (out / "index.html").unlink(missing_ok=True)  # of an earlier report of other runs
         return out / "report.md"
     (out / "index.html").write_text(html, encoding="utf-8")
     return out / "index.html"

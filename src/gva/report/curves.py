@@ -39,7 +39,9 @@ def events(kind: str, read: Callable[[dict[str, Any]], float | None]) -> Callabl
     """A reader of one number by step from the lines of a kind."""
 
     def by_step(run: Run) -> dict[int, float]:
-        found = [(line["step"], value) for line in run.of_kind(kind) if (value := read(line)) is not None]
+        # A line recorded after the run stands at the end of its file, whatever its step.
+        lines = sorted(run.of_kind(kind), key=lambda line: line["step"])
+        found = [(line["step"], value) for line in lines if (value := read(line)) is not None]
         every = -(-len(found) // BINS) or 1
         return dict(reversed(found[::-1][::every]))  # counted from the end, so that the last one is always there
 

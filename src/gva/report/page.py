@@ -243,7 +243,7 @@ def _told(results: Results) -> str:
     groups = {
         "lower validation loss than": [n for n, c in known.items() if c.told_apart and c.mean < 0],
         "higher validation loss than": [n for n, c in known.items() if c.told_apart and c.mean > 0],
-        "not told apart from": [n for n, c in known.items() if not c.told_apart],
+        "validation loss not told apart from that of": [n for n, c in known.items() if not c.told_apart],
     }
     base = label(results.baseline)
     items = "".join(
@@ -251,7 +251,8 @@ def _told(results: Results) -> str:
         for how, names in groups.items()
         if names
     )
-    return f'<ul class="told">{items}</ul>'
+    each = f"At 95% for each row by itself, not corrected for comparing {len(known)} rows." if len(known) > 1 else ""
+    return f'<ul class="told">{items}</ul>' + (f'<p class="note">{each}</p>' if each else "")
 
 
 def _chips(results: Results) -> str:

@@ -94,7 +94,7 @@ def loss_gap(results: Results) -> Plot | None:
     base = label(results.baseline)
     layout = _axes("training step", f"validation loss minus {base}'s (nats)", zero=base)
     caption = f"Below the line is better than {base} under the same seed."
-    caption += " Thin lines are seeds, the thick one is their mean." if results.fewest_seeds > 1 else ""
+    caption += " Thin lines are seeds, the thick one is their mean." if any(len(row.runs) > 1 for row in rows) else ""
     return Plot("gap", f"Distance to {base} while training", caption, {"data": traces, "layout": layout})
 
 
@@ -121,7 +121,7 @@ def forest(
     if any(change.n > 1 for _, change in found):
         caption = "Every small mark is a seed, paired with the same seed of the reference; the large one is their mean"
         intervals = any(change.interval for _, change in found)
-        caption += ", the bar its 95% interval." if intervals else ". Fewer than three seeds: no interval."
+        caption += ", the bar its 95% interval." if intervals else ". No interval: too few seeds, or all alike."
     return Plot(name, title, caption, {"data": traces, "layout": layout}, max(220, 120 + 38 * len(found)))
 
 
@@ -161,7 +161,7 @@ def accuracies(results: Results) -> list[Plot]:
 
 
 def pareto(results: Results) -> Plot:
-    """Loss against cache bytes: every seed a point, the mean with its interval; lower left is better."""
+    """Loss against cache bytes: every seed a point, and their mean; lower left is better."""
     drawn = styles([row.name for row in results.rows])
     traces: list[dict[str, Any]] = []
     for row in results.rows:
@@ -270,6 +270,8 @@ def decode_speed(path: Path) -> Plot:
         raise ValueError(f"{path}: no column {', '.join(missing)}; give the file that gva bench decode --csv writes")
     last = [row for row in table if all(row[k] == table[-1][k] for k in ("gpu", "date", "commit"))]
     plain = [row for row in last if row.get("ragged") != "True" and row.get("S", "1") == "1"]
+    if not plain:
+        raise ValueError(f"{path}: its last run has no row of one token per sequence and equal lengths to show")
     series: dict[tuple[str, str], list[dict[str, str]]] = {}
     for row in plain:
         series.setdefault((row["values"], row["d_h"]), []).append(row)
@@ -298,7 +300,7 @@ def decode_speed(path: Path) -> Plot:
 def shared_kv(results: Results) -> Plot | None:
     """The paper's figure of its first cut, where both are there."""
     wanted = [row for row in results.rows if row.name in ("gqa", "shared-kv", "shared-kv-qnorm")]
-    if len(wanted) < 2 or wanted[0].name != "gqa":
+    if len(wanted) < 2 or "gqa" not in [row.name for row in wanted]:
         return None
     caption = "One vector as both key and value halves the cache of GQA."
     return training_loss(results, wanted, "shared-kv", "Shared KV against GQA", caption)

@@ -89,7 +89,7 @@ def _panel(panel: Panel, x: float) -> str:
             parts.append(f'<rect {place} fill="{color((value - low) / (high - low))}">{told}</rect>')
     parts.append(f'<text x="{middle}" y="{TOP + size + 17}" text-anchor="middle">key</text>')
     sharpest = values.max(1).mean()
-    said = f"largest weight of a row: {sharpest:.2f}"
+    said = f"mean of the largest weights: {sharpest:.2f}"
     parts.append(f'<text x="{middle}" y="{TOP + size + 36}" text-anchor="middle">{said}</text>')
     return "".join(parts) + _bar(x + size + 6, low, high, size)
 

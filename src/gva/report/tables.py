@@ -10,7 +10,7 @@ from typing import Any
 from gva import cost
 from gva.report.style import label
 from gva.study.results import TASKS, ComparedRow, Results, Run, score
-from gva.study.statistics import Estimate
+from gva.study.statistics import FEWEST, Estimate
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,8 @@ def verdict(estimate: Estimate | None, words: tuple[str, str] = ("lower", "highe
     if estimate is None:
         return ""
     if estimate.told_apart is None:
+        if estimate.n >= FEWEST:
+            return "all seeds alike: open"
         return "one seed: open" if estimate.n == 1 else f"{estimate.n} seeds: open"
     if not estimate.told_apart:
         return "not told apart"
@@ -105,11 +107,12 @@ def loss_table(results: Results) -> Table:
         cells = [label(row.name), str(len(row.runs)), f"{row.lr:g}", spread(row.valid_loss, 4)]
         cells += [spread(bits, 4) if bits else "", difference(change, 4) if change else "—", verdict(change) or "—"]
         rows.append((row.name, False, cells))
-    others = len(results.rows) - 1
+    others, tokens = len(results.rows) - 1, results.runs[0].of_kind("eval")[-1]["valid_tokens"]
     note = (
-        "Nats per token on held-out text at the end of training, mean ± standard deviation over seeds. Differences are "
-        "paired by seed; the interval is Student's, from three seeds on, for each row by itself"
-        + (f" (not corrected for comparing {others} rows)." if others > 1 else ".")
+        f"Nats per token on the same {tokens:,} held-out tokens at the end of training, mean ± standard deviation over "
+        "seeds. Differences are paired by seed; the interval is Student's, from three seeds on, for each row by itself"
+        + (f" (not corrected for comparing {others} rows)" if others > 1 else "")
+        + ". It covers the seeds, not the choice of text."
     )
     return Table(header, rows, note)
 
@@ -131,11 +134,16 @@ def accuracy_table(results: Results) -> Table | None:
             each = [_score(run, task) for task in tasks] + [results.average(run)]
             numbers = ["" if x is None else f"{100 * x:.2f}" for x in each]
             rows.append((row.name, True, [f"seed {run.seed}", *numbers, "", ""]))
+    counts = {task: max(results.items(task)) for task in tasks}
+    items = ", ".join(f"{n:,} {TASKS.get(task, task)}" for task, n in counts.items())
+    if len(set(counts.values())) == 1:
+        items = f"{counts[tasks[0]]:,} of each task"
     plain = [TASKS.get(task, task) for task in tasks if _plain(results, task)]
     note = (
         "Zero-shot accuracy in percent at the end of training, mean ± standard deviation over seeds; length-normalised"
         + (f" except {', '.join(plain)}" if plain else "")
-        + ". Avg. is the unweighted mean of the tasks. No entry is marked best: the last columns tell what can be told."
+        + f". Items: {items}; the intervals cover the seeds, not the choice of items. Avg. is the unweighted mean of "
+        "the tasks. No entry is marked best: the last columns tell what can be told."
     )
     return Table(header, rows, note)
 
@@ -169,7 +177,10 @@ def rates_table(results: Results) -> Table | None:
         (r.row, False, [label(r.row), f"{r.lr:g}", str(r.loss.n), spread(r.loss, 4), "chosen" if r.chosen else ""])
         for r in results.rates
     ]
-    note = "Each row is compared at the rate with its lowest mean validation loss."
+    note = (
+        "Each row is compared at the rate with its lowest mean validation loss, chosen on the seeds and text it is "
+        "compared on, which flatters all a little."
+    )
     return Table(["", "learning rate", "seeds", "validation loss", ""], rows, note)
 
 
@@ -201,12 +212,20 @@ def caution(results: Results) -> str:
     if len(results.rows) < 2:
         return "One row alone: there is nothing to compare it with."
     toy = "toy " if cost.parameters(results.rows[0].config)["total"] < 2e7 else ""
-    if results.fewest_seeds == 1:
+    others = [row for row in results.rows if row.name != results.baseline]
+    seeds = {row.name: change.n if (change := results.against_baseline(row, valid_loss)) else 0 for row in others}
+    few = [label(name) for name, count in seeds.items() if count < FEWEST]
+    if few and (len(few) < len(seeds) or not all(seeds.values())):
+        return (
+            f"Not ranked: {', '.join(few)}, for want of three seeds in common with {label(results.baseline)}; "
+            "differences are taken under one seed."
+        )
+    if min(seeds.values()) == 1:
         return (
             f"One {toy}seed ranks nothing: with the next seed the rows may stand in another order and at other "
             "distances. Three seeds or more give intervals."
         )
-    if results.fewest_seeds == 2:
+    if min(seeds.values()) == 2:
         return "Two seeds show a spread but give no interval, so nothing here is ranked. Three or more do."
     return ""
 

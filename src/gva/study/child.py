@@ -50,12 +50,21 @@ def _stop_with(parent: int) -> None:
     """When the comparison is killed without a word, its training stops too, with a checkpoint."""
 
     def watch() -> None:
-        while os.getppid() == parent:
+        while _lives(parent):
             time.sleep(0.5)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    if "RANK" not in os.environ:  # under torchrun the parent is torchrun, which looks after its own
-        threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _lives(parent: int) -> bool:
+    if "RANK" not in os.environ:
+        return os.getppid() == parent
+    try:  # torchrun stands between us and the comparison, and goes on without it
+        os.kill(parent, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 if __name__ == "__main__":

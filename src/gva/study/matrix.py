@@ -117,7 +117,7 @@ def read_matrix(path: Path, overrides: dict[str, Any] | None = None) -> Matrix:
 def choose(matrix: Matrix, only: Iterable[str] = (), shard: str | None = None) -> list[tuple[Row, int]]:
     """The runs that are ours: those named ROW or ROW:SEED, then the i-th of n equal stretches.
 
-    Stretches keep the seeds of a row together, since they share a process and its compilation.
+    Stretches keep the seeds of a row together where the counts allow, since they share a process and its compilation.
     """
     runs = matrix.runs()
     wanted = list(only)

@@ -82,7 +82,7 @@ class Run:
 
 
 def score(result: dict[str, Any]) -> float:
-    """The accuracy of a task that its authors report: length-normalised where lm-eval defines it."""
+    """The accuracy that a task is compared by: length-normalised where lm-eval defines that, else plain."""
     return result["acc"] if result.get("acc_norm") is None else result["acc_norm"]
 
 
@@ -141,15 +141,15 @@ class Results:
     def runs(self) -> list[Run]:
         return [run for row in self.rows for run in row.runs]
 
-    @property
-    def fewest_seeds(self) -> int:
-        return min(len(row.runs) for row in self.rows)
-
     def tasks(self) -> list[str]:
-        """The tasks that every row has a run for, in the paper's order; others after them."""
+        """The tasks that every row has a run for, on as many items, in the paper's order; others after them."""
         found = [set().union(*(run.tasks for run in row.runs)) for row in self.rows]
-        common = set.intersection(*found) if found else set()
+        common = {task for task in set.intersection(*found) if len(self.items(task)) == 1}
         return [name for name in TASKS if name in common] + sorted(common - TASKS.keys())
+
+    def items(self, task: str) -> set[int]:
+        """How many items of a task the runs were scored on at their end: one number, if they compare."""
+        return {run.tasks[task]["items"] for run in self.runs if task in run.tasks}
 
     def average(self, run: Run) -> float | None:
         """The unweighted mean accuracy of a run over the common tasks."""
@@ -166,8 +166,11 @@ class Results:
         return paired(ours.values, theirs.values)
 
 
-def load(folders: Iterable[Path], baseline: str | None = None) -> Results:
-    """The comparison of all finished runs under these folders, as one machine or several left them."""
+def load(folders: Iterable[Path], baseline: str | None = None, needed: bool = True) -> Results:
+    """The comparison of all finished runs under these folders, as one machine or several left them.
+
+    Without a finished run of `baseline` it is refused, or where that is not `needed`, taken against another and told.
+    """
     runs: dict[tuple[str, int], Run] = {}
     unfinished: set[tuple[str, int]] = set()
     order: dict[str, int] = {}
@@ -180,6 +183,7 @@ def load(folders: Iterable[Path], baseline: str | None = None) -> Results:
                 unfinished.add(key)
             elif key in runs and runs[key].folder.resolve() != run.folder.resolve():
                 _refuse_twice(runs[key], run)
+                runs[key] = max(runs[key], run, key=lambda copy: len(copy.lines))  # one may have been scored since
             else:
                 runs[key] = run
     given = ", ".join(map(str, folders))
@@ -189,9 +193,11 @@ def load(folders: Iterable[Path], baseline: str | None = None) -> Results:
     _refuse_mixture(found)
     rows, rates, notes = _rows_at_their_rate(found, sorted(order, key=lambda name: (order[name], name)))
     names = [row.name for row in rows]
-    if baseline is not None and baseline not in names:
+    if baseline is not None and baseline not in names and needed:
         raise ValueError(f"baseline={baseline!r}: no finished run of it, only of {names}")
-    chosen = baseline or ("gqa" if "gqa" in names else names[0])
+    chosen = baseline if baseline in names else "gqa" if "gqa" in names else names[0]
+    if baseline not in (None, chosen):
+        notes.append(f"There is no finished run of {baseline} here: differences are taken against {chosen}.")
     missing = sorted(f"{row}:{seed}" for row, seed in unfinished - runs.keys())
     results = Results(rows, chosen, rates, missing, notes, next((run.data for run in found if run.data), ""))
     results.notes += _visible_differences(results)
@@ -200,7 +206,7 @@ def load(folders: Iterable[Path], baseline: str | None = None) -> Results:
 
 def _read_runs(folder: Path) -> Iterator[Run]:
     for record in sorted(folder.rglob(RUN)):
-        out = record.parent
+        out = record.parent.resolve()
         content = json.loads(record.read_text())
         own = out.parent / ROW
         row = json.loads(own.read_text()) if own.is_file() else {}
@@ -251,7 +257,7 @@ def _refuse_mixture(runs: list[Run]) -> None:
 
 def _rows_at_their_rate(runs: list[Run], order: list[str]) -> tuple[list[ComparedRow], list[Rate], list[str]]:
     """Each row with its runs; a swept one with those at its best rate by mean validation loss."""
-    rows, rates, notes = [], [], []
+    rows, rates, notes, tried = [], [], [], {}
     for name in order:
         candidates: dict[str, list[Run]] = {}
         for run in runs:
@@ -264,6 +270,7 @@ def _rows_at_their_rate(runs: list[Run], order: list[str]) -> tuple[list[Compare
         whole = [i for i, loss in enumerate(losses) if loss.n == max(other.n for other in losses)]
         best = min(whole, key=lambda i: losses[i].mean)
         rows.append(ComparedRow(name, swept[best]))
+        tried[name] = len(swept)
         if len(swept) == 1 and swept[0][0].row == name:
             continue
         rates += [Rate(name, found[0].lr, losses[i], i == best) for i, found in enumerate(swept)]
@@ -271,6 +278,9 @@ def _rows_at_their_rate(runs: list[Run], order: list[str]) -> tuple[list[Compare
             notes.append(f"{name} did best at the edge of its sweep ({swept[best][0].lr:g}): widen it that way.")
         if len(whole) < len(swept):
             notes.append(f"{name}: some rates have fewer seeds than others and could not be chosen.")
+    if len(set(tried.values())) > 1:
+        told = ", ".join(f"{name} {count}" for name, count in tried.items())
+        notes.append(f"Rows are at the best of different numbers of learning rates ({told}): more rates, more luck.")
     return rows, rates, notes
 
 
@@ -296,6 +306,25 @@ def _visible_differences(results: Results) -> list[str]:
         notes.append(f"Rows have from {counts[0]} to {counts[-1]} seeds; differences use the seeds both rows have.")
     if results.unfinished:
         notes.append(f"Not finished, and left out: {', '.join(results.unfinished)}.")
+    return notes + _task_notes(results)
+
+
+def _task_notes(results: Results) -> list[str]:
+    """Sentences about accuracies that do not compare: between rows, or along a run."""
+    notes, compared = [], results.tasks()
+    for task in sorted({task for run in results.runs for task in run.tasks}):
+        counts = ", ".join(f"{n:,}" for n in sorted(results.items(task)))
+        along = {
+            line["results"][task]["items"]
+            for run in results.runs
+            for line in run.of_kind("tasks")
+            if task in line["results"]
+        }
+        if task not in compared:
+            why = f"on different numbers of items ({counts})" if len(results.items(task)) > 1 else "for some rows only"
+            notes.append(f"{TASKS.get(task, task)} was scored {why}, and is left out.")
+        elif along != results.items(task):
+            notes.append(f"{TASKS.get(task, task)} was scored on {counts} items at the end, on others along the way.")
     return notes
 
 

@@ -28,6 +28,12 @@ from gva.train.metrics import METRICS, is_done, read_metrics
 LOG = "log.txt"
 LOG_TAIL = 15  # lines of it that a failure shows
 POLL = 0.25  # seconds
+ENVIRONMENT = {
+    # Threads that spin while they wait make training several times slower on cores shared with others.
+    "OMP_WAIT_POLICY": "PASSIVE",
+    # Ranks agree on a stop where they next meet, every log_every steps; torchrun would kill them after 30 seconds.
+    "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "600",
+}
 
 
 @dataclass
@@ -72,7 +78,8 @@ class Runner:
         pending = [(row, seed) for row, seed in runs if not self._done(row, seed)]
         for row, seed in runs:
             if (row, seed) not in pending:
-                discard_weights(run_folder(self.out, row, seed), self.weights)
+                if self.weights == "none":  # asked for; what an earlier command was told to keep, the default leaves
+                    discard_weights(run_folder(self.out, row, seed), self.weights)
                 self.outcome.finished.append(f"{row.name}:{seed}")
         before = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
@@ -123,8 +130,7 @@ class Runner:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                # Threads that spin while they wait make training several times slower on cores shared with others.
-                env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ},
+                env={**ENVIRONMENT, **os.environ},
             )
             while self._child.poll() is None:
                 progress.look(row, seeds)
@@ -134,7 +140,10 @@ class Runner:
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         """Ask the child for a checkpoint; asked again, it ends at once."""
+        again = self.outcome.stopped
         self.outcome.stopped = True
+        if self.progress and not again:
+            print("\nstopping with a checkpoint; asked again, at once", file=sys.stderr, flush=True)
         if self._child is not None:
             with suppress(ProcessLookupError):
                 self._child.send_signal(signal.SIGTERM)
@@ -168,11 +177,11 @@ class Progress:
         self.seen = dict(self.start)
         self.told: set[tuple[str, int]] = set()
         self.since = time.monotonic()
+        if active and len(pending) < len(runs):
+            print(f"{len(runs) - len(pending)} of {len(runs)} runs are done already", flush=True)
         # Off a terminal (a log, CI) a bar would be thousands of lines; there the line per run remains.
         shown = active and sys.stderr.isatty()
         self.bar = tqdm(total=sum(self.steps.values()) - sum(self.start.values()), unit="step", disable=not shown)
-        if active and len(pending) < len(runs):
-            print(f"{len(runs) - len(pending)} of {len(runs)} runs are done already", flush=True)
 
     def __enter__(self) -> "Progress":
         return self

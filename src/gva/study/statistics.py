@@ -7,6 +7,7 @@ from functools import lru_cache
 
 LEVEL = 0.95
 FEWEST = 3  # seeds from which an interval is given: with two it would be nine times the spread either way
+ALIKE = 1e-12  # a spread below it is rounding: seeds that agree exactly, as accuracies on few items may, show no noise
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,9 @@ class Estimate:
 
     @property
     def half_width(self) -> float | None:
-        """Half of Student's 95% interval of the mean, from three seeds on."""
+        """Half of Student's 95% interval of the mean, from three seeds on, if they differ at all."""
         spread = self.spread
-        if spread is None or self.n < FEWEST:
+        if spread is None or self.n < FEWEST or spread < ALIKE:
             return None
         return student_quantile(0.5 + LEVEL / 2, self.n - 1) * spread / math.sqrt(self.n)
 

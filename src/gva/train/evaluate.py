@@ -53,7 +53,7 @@ def validate(module: nn.Module, batches: Batches, recipe: Recipe, ranks: Ranks) 
     binned = [sum(loss[i : i + width]) / max(1.0, sum(count[i : i + width])) for i in starts]
     return {
         "valid_loss": mean,
-        "bits_per_byte": mean / batches.dataset.bytes_per_token / math.log(2),
+        "bits_per_byte": mean / batches.bytes_per_token(recipe.eval_sequences) / math.log(2),
         "valid_tokens": int(sum(count)),
         "loss_by_position": binned,
         # How much more of the context helps: late positions against the second sixteenth of it.
