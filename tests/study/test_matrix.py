@@ -2,6 +2,7 @@
 
 import pytest
 
+from gva.cli import main
 from gva.study.matrix import DEFAULTS, Matrix, Row, choose, read_matrix, simple_matrix
 from gva.train.recipe import RECIPES
 
@@ -112,3 +113,21 @@ def test_parts_of_a_matrix_cover_it_and_keep_seeds_together():
             choose(matrix, shard=bad)
     with pytest.raises(ValueError, match="no such ROW or ROW:SEED"):
         choose(matrix, ["d:9"])
+
+
+def test_a_shard_without_runs_is_told(tmp_path, capsys):
+    words = [
+        "compare",
+        "--preset",
+        "demo",
+        "--variants",
+        "gqa",
+        "--seeds",
+        "1",
+        "--shard",
+        "1/3",
+        "--out",
+        str(tmp_path),
+    ]
+    assert main(words) == 2
+    assert "--shard=1/3: holds no run" in capsys.readouterr().err

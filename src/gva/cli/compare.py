@@ -35,11 +35,13 @@ def add(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from gva.errors import check
     from gva.study.matrix import choose
     from gva.study.runner import Runner
 
     matrix = _matrix(arguments)
     runs = choose(matrix, arguments.only, arguments.shard)
+    check(bool(runs), "--shard", arguments.shard, "holds no run: the matrix has fewer runs than there are shards")
     if arguments.decode_csv is not None:
         from gva.report.panels import decode_speed
 

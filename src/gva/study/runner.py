@@ -132,6 +132,8 @@ class Runner:
                 start_new_session=True,
                 env={**ENVIRONMENT, **os.environ},
             )
+            if self.outcome.stopped:  # asked before there was a child to ask
+                self._child.send_signal(signal.SIGTERM)
             while self._child.poll() is None:
                 progress.look(row, seeds)
                 time.sleep(POLL)
