@@ -20,14 +20,17 @@ def run(arguments: argparse.Namespace) -> int:
     from gva.serve.chat import Conversation, connect, talk
 
     client = connect(arguments.url, arguments.api_key)
-    from openai import APIConnectionError, APIError
+    from openai import APIConnectionError, APIError, AuthenticationError
 
     try:
         sampling = {"max_tokens": arguments.max_tokens, "temperature": arguments.temperature}
         conversation = Conversation(client, arguments.model, **sampling)
         talk(conversation, sys.stdin, sys.stdout)
     except APIConnectionError:
-        raise ConnectionError(f"{arguments.url}: no server answers there; start one with `gva serve CHECKPOINT`") from None
+        told = f"{arguments.url}: no server answers there; start one with `gva serve CHECKPOINT`"
+        raise ConnectionError(told) from None
+    except AuthenticationError:
+        raise PermissionError(f"{arguments.url}: the server wants its key; give it as --api-key") from None
     except APIError as error:
         raise ConnectionError(f"{arguments.url}: {error}") from None
     except KeyboardInterrupt:

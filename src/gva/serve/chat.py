@@ -12,7 +12,7 @@ def connect(url: str, api_key: str | None) -> Any:
     try:
         from openai import OpenAI
     except ImportError:
-        raise ModuleNotFoundError("gva chat needs the package openai: pip install 'grouped-value-attention[serve]'") from None
+        raise OSError("gva chat needs the package openai: pip install 'grouped-value-attention[serve]'") from None
     base = url.rstrip("/")
     if "://" not in base:
         base = f"http://{base}"
