@@ -51,7 +51,7 @@ class JointProjection(MergedColumnParallelLinear):
     def weight_loader_v2(self, param: Any, loaded_weight: Tensor, loaded_shard_id: Any = None) -> None:
         super().weight_loader_v2(param, self.repeated(loaded_weight, loaded_shard_id), loaded_shard_id)
 
-    def forward(self, hidden_states: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+    def forward(self, hidden_states: Tensor) -> tuple[Tensor, ...]:
         joined, _ = super().forward(hidden_states)
         return joined.split(self.local_sizes, dim=-1)
 

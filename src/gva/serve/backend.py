@@ -6,6 +6,7 @@ which are vLLM's own and those of the plans kept here.
 """
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import torch
@@ -61,7 +62,9 @@ class GvaImpl(AttentionImpl):
         self.num_heads, self.head_size, self.scale = num_heads, head_size, scale
         self.kv_cache_dtype = "auto"
 
-    def do_kv_cache_update(self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
+    def do_kv_cache_update(
+        self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
+    ) -> None:
         """key [N, d_r] is the rotated key, value [N, G*width] the state of the new tokens."""
         if kv_cache.numel():
             layer.row.write(kv_cache, value, key, slot_mapping)
@@ -106,7 +109,7 @@ class StepBuilder(AttentionMetadataBuilder[StepMetadata]):
         few = self.reorder_batch_threshold if self.expands else step.max_query_len
         if step.max_query_len <= few:
             return StepMetadata([self.absorbed(step, 0, step.num_reqs, starts, step.num_actual_tokens)])
-        counts = [last - first for first, last in zip(starts, starts[1:], strict=False)]
+        counts = [last - first for first, last in pairwise(starts)]
         decodes = next(i for i, count in enumerate(counts) if count > few)
         runs: list[Absorbed | Expanded] = []
         if decodes:
@@ -114,9 +117,9 @@ class StepBuilder(AttentionMetadataBuilder[StepMetadata]):
         return StepMetadata(runs + self.prompts(step, decodes, starts))
 
     def absorbed(self, step: Any, first: int, last: int, starts: list[int], end: int) -> Absorbed:
-        """Requests `first` to `last`, whose tokens end at `end`: in a padded graph there are more than requests have."""
+        """Requests `first` to `last`, whose tokens end at `end`: a padded graph has more than its requests do."""
         tokens, count = slice(starts[first], end), last - first
-        longest = max(b - a for a, b in zip(starts[first:last], starts[first + 1 : last + 1], strict=True))
+        longest = max(b - a for a, b in pairwise(starts[first : last + 1]))
         uniform = tokens.stop - tokens.start == count * longest
         seq_lens, table = step.seq_lens[first:last], step.block_table_tensor[first:last]
         if self.device.type == "cpu":  # the reference reads whole tables: cut them to what is used

@@ -48,6 +48,8 @@ class DecoderLayer(nn.Module):
 
 @support_torch_compile
 class GvaModel(nn.Module):
+    inverse_frequencies: torch.Tensor
+
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
         config = vllm_config.model_config.hf_config
@@ -126,7 +128,7 @@ class GvaForCausalLM(nn.Module):
 
     def joint_projections(self) -> dict[str, tuple[str, int]]:
         """Name of a projection in the checkpoint -> the product it is a part of, and which part."""
-        parts = {}
+        parts: dict[str, tuple[str, int]] = {}
         for name, module in self.named_modules():
             if isinstance(module, JointProjection):
                 names = module.names

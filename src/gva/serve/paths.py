@@ -5,6 +5,7 @@ them to FlashAttention, which suits a prompt. `layer` is an attention of `gva.se
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -108,13 +109,13 @@ class Expanded:
             held = slice(self.starts_k[i], self.starts_k[i + 1])
             S, T = new.stop - new.start, held.stop - held.start
             seen = torch.ones(S, T, dtype=torch.bool, device=q.device).tril(T - S)
-            heads_first = [x.transpose(0, 1)[None] for x in (q[new], k[held], v[held])]
-            attended = torch.nn.functional.scaled_dot_product_attention(*heads_first, seen, scale=scale)
+            queries, keys, values = (x.transpose(0, 1)[None] for x in (q[new], k[held], v[held]))
+            attended = torch.nn.functional.scaled_dot_product_attention(queries, keys, values, seen, scale=scale)
             out[new] = attended[0].transpose(0, 1)
 
 
 def longest(starts: list[int]) -> int:
-    return max(last - first for first, last in zip(starts, starts[1:], strict=False))
+    return max(last - first for first, last in pairwise(starts))
 
 
 def flash_takes(dtype: torch.dtype, width: int) -> bool:
