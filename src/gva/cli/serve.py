@@ -1,0 +1,27 @@
+"""`gva serve`: checks a checkpoint and the installed vLLM, then becomes `vllm serve`."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def add(commands: Any) -> None:
+    serve = commands.add_parser("serve", help="serve a checkpoint with vLLM, over OpenAI's protocol")
+    serve.add_argument("checkpoint", type=Path, help="a HuggingFace folder with its tokenizer, such as RUN/model")
+    serve.add_argument("flags", nargs=argparse.REMAINDER, help="every flag of `vllm serve`, as it is")
+    serve.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from gva.serve.checks import check_checkpoint
+    from gva.serve.versions import installed, refusal
+
+    check_checkpoint(arguments.checkpoint)
+    why = refusal(installed())
+    if why is not None:
+        raise ValueError(why)
+    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(arguments.checkpoint), *arguments.flags]
+    sys.stdout.flush()
+    os.execv(sys.executable, command)

@@ -1,0 +1,66 @@
+"""What is refused before a server starts: each refusal names the reason and what to do. Imports no vLLM."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from gva.checkpoint import INDEX, WEIGHTS, verify_folder
+from gva.errors import check
+
+ARCHITECTURE = "GvaForCausalLM"
+OURS = ("gva", "gta", "mla")  # attend through our backend; the GQA family through vLLM's own
+FP8 = ("fp8", "fp8_e4m3")
+
+
+def read_config(folder: Path) -> Any:
+    """The config of a checkpoint folder, which must be one of this package's."""
+    from gva.config import GvaConfig
+
+    file = folder / "config.json"
+    if not file.is_file():
+        raise FileNotFoundError(f"{file}: no such file; give the folder that `save_pretrained` or `gva train` wrote")
+    try:
+        source = json.loads(file.read_text())
+    except ValueError as error:
+        raise ValueError(f"{file}: not JSON ({error}); copy the checkpoint again") from None
+    kind = source.get("model_type") if isinstance(source, dict) else None
+    check(kind == GvaConfig.model_type, "model_type", kind, f"{file} is not of this package; try plain `vllm serve`")
+    return GvaConfig.from_dict(source)
+
+
+def check_checkpoint(folder: Path) -> Any:
+    """The config of a folder that can be served: all its shards are there, and its attention is one of ours."""
+    config = read_config(folder)
+    check_servable(config)
+    if not (folder / INDEX).is_file() and not (folder / WEIGHTS).is_file():
+        raise FileNotFoundError(f"{folder}: neither {WEIGHTS} nor {INDEX}; copy the weights beside config.json")
+    verify_folder(folder)
+    return config
+
+
+def check_servable(config: Any) -> None:
+    """Refuse an attention whose keys must be rebuilt and rotated at every step: paged kernels read rows as they lie."""
+    if config.caches_values_only:
+        name = "shared KV" if config.attention == "shared_kv" else "ordinary-RoPE GVA"
+        raise ValueError(
+            f"attention={config.attention!r} with positional='rope' ({name}) cannot be served: its cache is V alone, "
+            "and every step would rebuild and rotate the keys of the whole context. Train with a decoupled slice "
+            "(variant gva-drope-16) to serve, or use `gva generate`"
+        )
+
+
+def check_ranks(config: Any, ranks: int) -> None:
+    """Refuse tensor parallelism that would cut a head or a group in two. More ranks than groups replicate groups."""
+    H, G = config.num_attention_heads, config.num_value_groups
+    check(H % ranks == 0, "tensor_parallel_size", ranks, f"must divide num_attention_heads={H}")
+    whole = config.attention == "mla" or G % ranks == 0 or ranks % G == 0
+    check(whole, "tensor_parallel_size", ranks, f"must divide num_value_groups={G} or be a multiple of it")
+
+
+def check_cache_dtype(config: Any, cache_dtype: str, dtype: Any) -> None:
+    """Rows are kept in the model's precision, or in the fp8 row of `gva.ops.layout`."""
+    if config.attention not in OURS:
+        return  # vLLM's own attention decides
+    own = str(dtype).removeprefix("torch.")
+    allowed = ("auto", own, *FP8)
+    check(cache_dtype in allowed, "kv_cache_dtype", cache_dtype, f"must be one of {', '.join(allowed)}")

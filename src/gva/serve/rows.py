@@ -1,0 +1,59 @@
+"""The cached row of a token, inside vLLM's pages: [values of all groups | rotated key].
+
+In the model's precision a row is G*d_h + d_r scalars; under fp8 it is the packed row of `gva.ops.layout`. MLA is the
+case of one group as wide as its latent.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gva import ops
+from gva.serve import versions
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one token of one layer occupies on this rank."""
+
+    groups: int
+    width: int  # of a group: d_h, or the latent
+    rope_dim: int
+    dtype: torch.dtype  # of the model
+    fp8: bool
+
+    @property
+    def size(self) -> int:
+        """Elements of `storage_dtype` in a row."""
+        if self.fp8:
+            return ops.packed_row_bytes(self.groups, self.width, self.rope_dim)
+        return self.groups * self.width + self.rope_dim
+
+    @property
+    def storage_dtype(self) -> torch.dtype:
+        return torch.uint8 if self.fp8 else self.dtype
+
+    def views(self, kv_cache: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Values [P, page, G, width], rotated keys [P, page, d_r] and, under fp8, scales [P, page, G] of a cache."""
+        rows = versions.pages(kv_cache)
+        if self.fp8:
+            return ops.packed_views(rows, self.groups, self.width, self.rope_dim)
+        values = self.groups * self.width
+        return rows[..., :values].unflatten(-1, (self.groups, self.width)), rows[..., values:], None
+
+    def write(self, kv_cache: Tensor, state: Tensor, k_rope: Tensor, slots: Tensor) -> None:
+        """Rows of new tokens: state [N, G*width], k_rope [N, d_r] at slots [N], negative ones being padding."""
+        values, rope, scales = self.views(kv_cache)
+        count = len(slots)  # tokens past it pad a graph
+        state = state[:count].unflatten(-1, (self.groups, self.width))
+        ops.append(state, k_rope[:count], values, rope, slots, value_scales=scales)
+
+    def read(self, kv_cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """State [T, G, width] and k_rope [T, d_r] of cached tokens, in the model's precision."""
+        rows = versions.pages(kv_cache)
+        rows = rows[slots // rows.shape[1], slots % rows.shape[1]]  # one gather of whole rows
+        state, rope, scales = self.views(rows[None])
+        if scales is not None:
+            state = state.float() * scales[..., None]
+        return state[0].to(self.dtype), rope[0].to(self.dtype)
