@@ -26,6 +26,14 @@ def test_ngram_speculation(checkpoints, variant):
     assert 0 < accepted < drafted
 
 
+def test_compiled(checkpoints):
+    """As engines start by default: the model goes through torch.compile, our ops stay outside."""
+    folder, model = checkpoints("gva-drope-16")
+    prompts = ragged_prompts()
+    result = run_apart(folder, prompts, block_size=16, enforce_eager=False)
+    check_greedy(model, prompts, result["answers"])
+
+
 @pytest.mark.parametrize(
     ("variant", "groups", "scalars"),
     [("gva-drope-16", 2, 32 + 16), ("gva-drope-16", 1, 32 + 16), ("mla", 2, 64 + 16), ("gqa", 2, 2 * 32)],
