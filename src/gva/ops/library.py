@@ -1,4 +1,4 @@
-"""The torch.library boundary: two opaque ops with fakes, so that torch.compile sees one node and asks no question.
+"""The torch.library boundary: opaque ops with fakes, so that torch.compile sees one node and asks no question.
 
 The implementation is selected inside, where the device is known and nothing is traced; `impl` "" stands for None.
 
