@@ -25,6 +25,7 @@ class Config:
     stages: int  # of the software pipeline; the page look-up takes half of them: (stages - 1) // 2 tiles in flight
     per_sm: int  # programs per multiprocessor, all resident at once
     burst_per_sm: int  # as many instead, where each then reads a single tile
+    hopper: int = 0  # 1: the reading kernel is cuda/decode.cu; `groups` are then all of them, shared by the warps
 
     def ints(self) -> list[int]:
         """For the schema of the torch op, which knows ints and no dataclasses."""
@@ -37,6 +38,7 @@ class Config:
             self.stages,
             self.per_sm,
             self.burst_per_sm,
+            self.hopper,
         ]
 
     @property
@@ -97,3 +99,31 @@ def choose(
     else:
         tile, warps, stages, per_sm = (32 if width <= 256 else 16), 4 if height < 64 else 8, 5, 1
     return Config(tile, groups, rows, queries, warps, stages, per_sm, burst or per_sm)
+
+
+SHARED_BYTES = 200 << 10  # of a multiprocessor's shared memory, for tiles in flight
+
+
+@functools.lru_cache(maxsize=256)
+def choose_hopper(
+    dtype: torch.dtype, value_dtype: torch.dtype, G: int, R: int, d_h: int, d_r: int, max_seqlen_q: int, row_bytes: int
+) -> Config | None:
+    """The same for cuda/decode.cu, or None where it has no form for the shape. `row_bytes`: of a token, k_rope included."""
+    fp8 = value_dtype == torch.float8_e4m3fn
+    size = 1 if fp8 else 2
+    halves = (torch.bfloat16,) if fp8 else (torch.bfloat16, torch.float16)
+    if dtype not in halves or d_h % 16 or d_h * size % 32 or d_h > 256 or d_r % 8 or row_bytes % 16:
+        return None
+    queries = max_seqlen_q
+    columns = -(-queries * R // 8)
+    registers = columns * (d_h // 16) * 6  # of a lane, for one group: its queries and its output
+    if registers > 192:
+        return None
+    together = max(n for n in range(1, G + 1) if G % n == 0 and (n == 1 or n * registers <= 48))
+    warps = G // together
+    tile = 16
+    per_sm = max(1, 8 // warps)
+    stages = min(8, SHARED_BYTES // per_sm // (tile * (row_bytes + 16)))
+    if warps > 16 or stages < 2:
+        return None
+    return Config(tile, G, columns * 8, queries, warps, stages, per_sm, per_sm, 1)

@@ -1,0 +1,133 @@
+"""The launch of decode.cu: shapes and strides in, no tensor value ever read on the host."""
+
+from __future__ import annotations
+
+import torch
+
+from ..layout import packed_row_bytes
+from ..triton.config import Config
+from . import compile
+
+FP8 = torch.float8_e4m3fn
+BARRIER_BYTES = 16  # two barriers per stage
+
+
+def in_rows(value_pages: torch.Tensor, rope_pages: torch.Tensor, value_scales: torch.Tensor | None) -> bool:
+    """Whether k_rope (and the scales) of a token lie right behind its values, in one row."""
+    start, at = value_pages.data_ptr(), value_pages.shape[2] * value_pages.shape[3] * value_pages.element_size()
+    for beside in (rope_pages, value_scales):
+        if beside is None:
+            continue
+        if beside.data_ptr() != start + at or beside.stride(2) != 1 or _steps(beside) != _steps(value_pages):
+            return False
+        at += beside.shape[2] * beside.element_size()
+    return True
+
+
+def _steps(pages: torch.Tensor) -> list[int]:
+    """Bytes from page to page and from token to token, where there is more than one."""
+    return [pages.stride(i) * pages.element_size() if pages.shape[i] > 1 else 0 for i in range(2)]
+
+
+def misfit(value_pages: torch.Tensor, rope_pages: torch.Tensor, value_scales: torch.Tensor | None) -> str | None:
+    """What keeps the copy engine from reading these pages, or None. The shape itself was judged by `config.choose`."""
+    size, (_, _, G, d_h) = value_pages.element_size(), value_pages.shape
+    if value_pages.stride(2) != d_h:
+        return f"the groups of a token in one piece; value_pages has strides {value_pages.stride()}"
+    rows = in_rows(value_pages, rope_pages, value_scales)
+    if value_scales is not None and not rows:
+        return "values, k_rope and scales of a token in one row (gva.ops.layout.packed_views)"
+    addresses = [value_pages.data_ptr(), *(s * size for s in value_pages.stride()[:2])]
+    if not rows:
+        addresses += [rope_pages.data_ptr(), *(s * 2 for s in rope_pages.stride()[:2])]
+    if any(a % 16 for a in addresses):
+        return "tokens that begin at multiples of 16 bytes"
+    return None
+
+
+def read(
+    config: Config,
+    schedule: torch.Tensor,
+    part_out: torch.Tensor,
+    part_lse: torch.Tensor,
+    split_tiles: int,
+    units: int,
+    shares: int,
+    q_absorbed: torch.Tensor,
+    q_rope: torch.Tensor,
+    value_pages: torch.Tensor,
+    rope_pages: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    cu_seqlens_q: torch.Tensor | None,
+    max_seqlen_q: int,
+    scale_log2: float,
+    value_scales: torch.Tensor | None,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+) -> None:
+    """In the place of triton/decode.py's decode_kernel, for the same schedule and workspace."""
+    lacking = misfit(value_pages, rope_pages, value_scales)
+    if lacking is not None:
+        raise ValueError(f"plan: made for a kernel that needs {lacking}")
+    size, (_, page, G, d_h) = value_pages.element_size(), value_pages.shape
+    H, d_r = q_absorbed.shape[1], q_rope.shape[2]
+    fp8, rows = value_pages.dtype == FP8, in_rows(value_pages, rope_pages, value_scales)
+    token = G * d_h * size
+    if rows:
+        token = packed_row_bytes(G, d_h, d_r) if fp8 else token + 2 * d_r
+    # Tokens that lie close come in one copy, if their places in shared memory then fall into different banks.
+    padded = value_pages.stride(1) * size != token or token // 16 % 2 == 0
+    pitch = (token // 16 | 1) * 16 if padded else token
+    stage = config.tile * (pitch + (0 if rows else 2 * d_r))
+    defines = {
+        "D_H": d_h,
+        "D_R": d_r,
+        "G": G,
+        "R": H // G,
+        "QUERIES": config.queries,
+        "UNIFORM_S": max_seqlen_q if cu_seqlens_q is None else 0,
+        "PAGE": page,
+        "TILE": config.tile,
+        "STAGES": config.stages,
+        "GROUPS": G // config.warps,
+        "FIXED_TILES": split_tiles,
+        "HAS_LSE": int(lse is not None),
+        "FP8": int(fp8),
+        "HALF": int(q_absorbed.dtype == torch.float16),
+        "SPLIT": int(not rows),
+        "PADDED": int(padded),
+    }
+    arguments = compile.Arguments(
+        q_absorbed.data_ptr(),
+        q_rope.data_ptr(),
+        value_pages.data_ptr(),
+        rope_pages.data_ptr(),
+        block_table.data_ptr(),
+        seq_lens.data_ptr(),
+        None if cu_seqlens_q is None else cu_seqlens_q.data_ptr(),
+        schedule.data_ptr(),
+        out.data_ptr(),
+        None if lse is None else lse.data_ptr(),
+        part_out.data_ptr(),
+        part_lse.data_ptr(),
+        *q_absorbed.stride()[:2],
+        *q_rope.stride()[:2],
+        *(s * size for s in value_pages.stride()[:2]),
+        *(s * 2 for s in rope_pages.stride()[:2]),
+        block_table.stride(0),
+        *out.stride()[:2],
+        0 if lse is None else lse.stride(0),
+        scale_log2,
+        units,
+        -(-max_seqlen_q // config.queries),
+        shares,
+    )
+    compile.launch(
+        tuple(defines.items()),
+        arguments,
+        (shares, units if split_tiles else 1),
+        32 * config.warps,
+        config.stages * (stage + BARRIER_BYTES),
+        q_absorbed.device,
+    )
