@@ -15,19 +15,9 @@ from pathlib import Path
 import torch
 from timing import append_rows, environment
 
-from gva import GvaConfig, GvaForCausalLM, PagedGenerator, cost
+from gva import GvaConfig, GvaForCausalLM, cost
 from gva.ops import flash
-
-
-def filled(model, batch: int, context: int, steps: int, page: int, compile: bool) -> PagedGenerator:
-    """A generator whose sequences all hold `context` tokens of noise."""
-    generator = PagedGenerator(model, batch, context + steps, page=page, compile=compile)
-    for pool in generator.cache.pools:
-        pool.normal_()
-    generator.cache.reserve([context + steps] * batch)
-    generator.cache.advance([context] * batch)
-    generator.active.fill_(1)
-    return generator
+from gva.study.speed import filled, wait
 
 
 def measure(variant: str, batch: int, context: int, arguments: argparse.Namespace) -> dict:
@@ -102,11 +92,6 @@ def largest_batch(variant: str, context: int, arguments: argparse.Namespace) -> 
         "peak_gib": peak,
         "device_gib": total / 2**30,
     }
-
-
-def wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
 
 
 def main() -> None:

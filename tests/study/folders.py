@@ -10,6 +10,11 @@ from gva.study.matrix import Matrix, Row, write_row
 DATA = {"train": "0123456789abcdef", "valid": "fedcba9876543210"}
 TASKS = {"hellaswag": 0.25, "winogrande": 0.5, "openbookqa": 0.25, "arc_easy": 0.25, "arc_challenge": 0.25}
 
+SPEED = {
+    "tokens_per_second": 1000.0, "step_ms": 2.0, "batch": 2, "context": 256, "cache_bytes": 2**29, "dtype": "bfloat16",
+    "attention": "triton", "gpu": "H200", "torch": "2.11.0", "commit": "abc",
+}  # fmt: skip
+
 
 def write_run(
     out: Path,

@@ -154,7 +154,7 @@ def test_compilation_is_paid_once_for_all_seeds_of_a_row(tmp_path, data, monkeyp
 
     counters.clear()
     seen = []
-    monkeypatch.setattr(child, "_stop_with", lambda parent: None)
+    monkeypatch.setattr(child, "stop_with", lambda parent: None)
     monkeypatch.setattr(child, "discard_weights", lambda *_: seen.append(counters["stats"]["unique_graphs"]))
     job = {
         "preset": "demo", "name": "gva", "variant": "gva-drope-16", "seeds": [0, 1, 2], "device": "cpu", "parent": 0,

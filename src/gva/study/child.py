@@ -18,7 +18,7 @@ WEIGHTS = {"all": (), "model": ("checkpoints",), "none": ("checkpoints", "model"
 
 
 def main(job: dict[str, Any]) -> int:
-    _stop_with(job["parent"])
+    stop_with(job["parent"])
     from gva.data.shards import TokenDataset
     from gva.study.matrix import Row
     from gva.train.loop import Stopped, train
@@ -46,7 +46,7 @@ def discard_weights(out: Path, keep: str) -> None:
         shutil.rmtree(out / name, ignore_errors=True)
 
 
-def _stop_with(parent: int) -> None:
+def stop_with(parent: int) -> None:
     """When the comparison is killed without a word, its training stops too, with a checkpoint."""
 
     def watch() -> None:

@@ -86,12 +86,18 @@ def score(result: dict[str, Any]) -> float:
     return result["acc"] if result.get("acc_norm") is None else result["acc_norm"]
 
 
+def speed_conditions(line: dict[str, Any]) -> tuple[Any, ...]:
+    """What decode speeds must have in common to be compared; a line without them is a reason for having none."""
+    return tuple(line.get(name) for name in ("gpu", "torch", "dtype", "batch", "context"))
+
+
 @dataclass(frozen=True)
 class ComparedRow:
     """A row and its runs; in a sweep, those at its own best learning rate."""
 
     name: str
     runs: list[Run]
+    speeds: list[dict[str, Any]] = field(default_factory=list)  # of decoding, as `gva.study.speed` measured them
 
     @property
     def config(self) -> GvaConfig:
@@ -164,6 +170,13 @@ class Results:
         if row.name == self.baseline or ours is None or theirs is None:
             return None
         return paired(ours.values, theirs.values)
+
+    def speed_against_baseline(self, line: dict[str, Any]) -> float | None:
+        """How many times the baseline's tokens per second this is; None where that was not measured alike."""
+        for other in self.row(self.baseline).speeds:
+            if "reason" not in line and speed_conditions(other) == speed_conditions(line):
+                return line["tokens_per_second"] / other["tokens_per_second"]
+        return None
 
 
 def load(folders: Iterable[Path], baseline: str | None = None, needed: bool = True) -> Results:
@@ -269,7 +282,7 @@ def _rows_at_their_rate(runs: list[Run], order: list[str]) -> tuple[list[Compare
         losses = [Estimate({run.seed: run.valid_loss for run in found}) for found in swept]
         whole = [i for i, loss in enumerate(losses) if loss.n == max(other.n for other in losses)]
         best = min(whole, key=lambda i: losses[i].mean)
-        rows.append(ComparedRow(name, swept[best]))
+        rows.append(ComparedRow(name, swept[best], _speeds(run for found in swept for run in found)))
         tried[name] = len(swept)
         if len(swept) == 1 and swept[0][0].row == name:
             continue
@@ -282,6 +295,13 @@ def _rows_at_their_rate(runs: list[Run], order: list[str]) -> tuple[list[Compare
         told = ", ".join(f"{name} {count}" for name, count in tried.items())
         notes.append(f"Rows are at the best of different numbers of learning rates ({told}): more rates, more luck.")
     return rows, rates, notes
+
+
+def _speeds(runs: Iterable[Run]) -> list[dict[str, Any]]:
+    """One line for everything a row was measured on; where it was on nothing, the reason, if there is one."""
+    lines = [line for run in runs for line in run.of_kind("decode")]
+    measured = {speed_conditions(line): line for line in lines if "reason" not in line}
+    return list(measured.values()) or lines[-1:]
 
 
 def _visible_differences(results: Results) -> list[str]:

@@ -1,4 +1,5 @@
-"""Executes a matrix: rows one after another, the seeds of a row in one process of its own.
+"""Executes a matrix: rows one after another, the seeds of a row in one process of its own; then, on a GPU, measures how
+fast each row decodes.
 
 A crash costs the run that crashed: the other seeds of its row go on in a new process, the other rows in theirs. A run
 is done once its metrics say so, so that the same command goes on after a stop or a kill.
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -20,6 +22,7 @@ from typing import Any
 from tqdm import tqdm
 
 from gva.data.shards import TokenDataset
+from gva.study import speed
 from gva.study.child import discard_weights
 from gva.study.matrix import Matrix, Row, write_row
 from gva.train.folder import identity_of, refuse_another
@@ -50,7 +53,10 @@ def run_folder(out: Path, row: Row, seed: int) -> Path:
 
 
 class Runner:
-    """`device`, `weights` (all | model | none) and `ranks` (processes per run, through torchrun) hold for all runs."""
+    """`device`, `weights` (all | model | none) and `ranks` (processes per run, through torchrun) hold for all runs.
+
+    `decode_speed`: measure it, where training is on a GPU; `fa3` is FlashAttention-3, for rows that decode through it.
+    """
 
     def __init__(
         self,
@@ -62,8 +68,11 @@ class Runner:
         weights: str = "model",
         ranks: int = 1,
         progress: bool = True,
+        decode_speed: bool = True,
+        fa3: Path | None = None,
     ) -> None:
         self.matrix, self.data, self.out = matrix, data, out
+        self.decode_speed, self.fa3 = decode_speed and speed.on_gpu(device), fa3
         self.device, self.weights, self.ranks, self.progress = device, weights, ranks, progress
         index = TokenDataset(data).index
         self.vocab_size = index["vocab_size"]
@@ -88,6 +97,8 @@ class Runner:
                     self._run_row(list(group), progress)
                     if self.outcome.stopped:
                         break
+            if self.decode_speed:
+                self._measure_speeds([row for row, _ in runs])
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -118,15 +129,20 @@ class Runner:
             "seeds": seeds, "data": str(self.data), "folder": str(folder), "device": self.device,
             "weights": self.weights, "parent": os.getpid(),
         }  # fmt: skip
-        launcher = [sys.executable, "-m"]
+        launcher = []
         if self.ranks > 1:
-            launcher += ["torch.distributed.run", "--standalone", f"--nproc-per-node={self.ranks}", "-m"]
+            launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={self.ranks}", "-m"]
+        words = [*launcher, "gva.study.child", json.dumps(job)]
+        return self._run_module(folder, words, lambda: progress.look(row, seeds))
+
+    def _run_module(self, folder: Path, words: list[str], look: Callable[[], None] = lambda: None) -> int:
+        """A Python module in a process of its own, what it says in the row's log; `look` is called meanwhile."""
         with (folder / LOG).open("ab") as log:
             log.write(f"\n=== {time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode())
             log.flush()
             # A session of its own: Ctrl-C reaches the child through us, once, and not a second time by the terminal.
             self._child = subprocess.Popen(
-                [*launcher, "gva.study.child", json.dumps(job)],
+                [sys.executable, "-m", *words],
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
@@ -135,10 +151,37 @@ class Runner:
             if self.outcome.stopped:  # asked before there was a child to ask
                 self._child.send_signal(signal.SIGTERM)
             while self._child.poll() is None:
-                progress.look(row, seeds)
+                look()
                 time.sleep(POLL)
-        progress.look(row, seeds)
+        look()
         return self._child.returncode
+
+    def _measure_speeds(self, rows: list[Row]) -> None:
+        """Once for each row that has a finished run: seeds and learning rates do not matter. What could not be
+        measured before is tried again."""
+        chosen = {row.of or row.name for row in rows}
+        finished: dict[str, list[Path]] = {}
+        for row, seed in self.matrix.runs():
+            if (row.of or row.name) in chosen and self._done(row, seed):
+                finished.setdefault(row.of or row.name, []).append(run_folder(self.out, row, seed))
+        for name, folders in finished.items():
+            if self.outcome.stopped:
+                break
+            if not any(map(speed.is_measured, folders)):
+                self._measure_speed(name, folders[0])
+
+    def _measure_speed(self, name: str, run: Path) -> None:
+        job = {
+            "run": str(run), "device": self.device or "cuda", "fa3": self.fa3 and str(self.fa3),
+            "tokens": speed.TOKENS, "parent": os.getpid(),
+        }  # fmt: skip
+        code = self._run_module(run.parent, ["gva.study.speed", json.dumps(job)])
+        if self.outcome.stopped:
+            return
+        if code:
+            speed.keep(run, {"reason": f"measuring it failed: {_ended(code)}"})
+        if self.progress:
+            print(f"{name}: decode speed {speed.told(run)}", flush=True)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         """Ask the child for a checkpoint; asked again, it ends at once."""
@@ -156,14 +199,17 @@ class Runner:
     def _log_tail(self, row: Row, code: int) -> str:
         log = self.out / "runs" / row.name / LOG
         lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()][-LOG_TAIL:]
-        ended = f"killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        return "\n".join([f"{ended}; the whole log: {log}", *lines])
+        return "\n".join([f"{_ended(code)}; the whole log: {log}", *lines])
 
     def _refuse_changes(self, runs: list[tuple[Row, int]]) -> None:
         train_set, valid_set = TokenDataset(self.data), TokenDataset(self.data, "valid")
         for row, seed in runs:
             config, recipe = row.build(self.matrix.preset, seed, self.vocab_size)
             refuse_another(run_folder(self.out, row, seed), identity_of(config, recipe, train_set, valid_set))
+
+
+def _ended(code: int) -> str:
+    return f"killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
 
 
 class Progress:
