@@ -10,7 +10,8 @@ from gva.cli import main
 from gva.report import write_report
 from gva.report.panels import decode_speed, shared_kv
 from gva.study.results import load
-from study.folders import write_run
+from gva.study.speed import keep
+from study.folders import SPEED, write_run
 
 pytest.importorskip("plotly", reason="plotly draws the page: pip install 'grouped-value-attention[report]'")
 
@@ -64,6 +65,15 @@ def test_panels_with_data_are_there(full, capsys):
     shown = capsys.readouterr().out
     assert shown.rstrip().endswith("index.html")
     assert "gva-drope-16" in shown
+
+
+def test_decode_speed_stands_above_that_of_the_kernel(tmp_path):
+    keep(write_run(tmp_path, "gqa", 0, 4.0), SPEED)
+    keep(write_run(tmp_path, "gva-drope-16", 0, 4.0), {**SPEED, "tokens_per_second": 1730.0})
+    assert main(["report", str(tmp_path), "--decode-csv", str(DECODE)]) == 0
+    section = read(tmp_path / "report").partition('<section id="decode-speed">')[2].partition("</section>")[0]
+    assert section.index("<td>1.73×</td>") < section.index('data-plot="decode"')
+    assert (tmp_path / "report" / "decode.csv").is_file()
 
 
 def test_it_is_self_contained_small_and_reproducible(full):

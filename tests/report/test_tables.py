@@ -9,9 +9,10 @@ from gva.report import tables
 from gva.report.curves import DRAWN, curve_rows, task_score
 from gva.report.page import markdown
 from gva.study.results import load
+from gva.study.speed import keep
 from gva.study.statistics import Estimate
 from gva.train.metrics import record
-from study.folders import write_run
+from study.folders import SPEED, write_run
 
 FIVE = {"hellaswag": 0.40, "winogrande": 0.52, "openbookqa": 0.30, "arc_easy": 0.50, "arc_challenge": 0.28}
 
@@ -115,6 +116,31 @@ def test_what_is_recorded_after_a_run_is_drawn_in_its_place(tmp_path):
     record(folder, late)
     (run,) = load([tmp_path]).runs
     assert list(task_score("arc_easy")(run)) == [10, 15, 20, 30, 40]
+
+
+def test_decode_speed_is_told_where_it_was_measured(tmp_path):
+    for name, found in {
+        "gqa": SPEED,
+        "gva-drope-16": {**SPEED, "tokens_per_second": 1730.0},
+        "shared-kv": {**SPEED, "attention": "torch, keys rebuilt", "gpu": "A100"},
+        "mha": {"reason": "OutOfMemoryError: CUDA out of memory."},
+    }.items():
+        keep(write_run(tmp_path, name, 0, 4.0), found)
+    results = load([tmp_path])
+    table = tables.speed_table(results)
+    where = ["0.50", "2 × 256", "triton", "H200"]
+    assert cells(table, "gqa") == ["GQA", "1,000", "2.000", "—", *where]
+    assert cells(table, "gva-drope-16") == ["GVA + DRoPE 16", "1,730", "2.000", "1.73×", *where]
+    assert cells(table, "shared-kv")[3] == "—", "measured on another GPU"
+    assert set(cells(table, "mha")[1:]) == {"—"}
+    assert "bfloat16; torch 2.11.0. Where keys are rebuilt, " in table.note
+    assert table.note.endswith(" MHA not measured: OutOfMemoryError: CUDA out of memory.")
+    assert "## Decode speed\n\n|" in markdown(results)
+    rows = list(csv.DictReader(io.StringIO(tables.csv_text(tables.speed_rows(results)))))
+    assert {row["row"]: row["against_baseline"] for row in rows} == {
+        "gqa": "1.0", "gva-drope-16": "1.73", "shared-kv": "", "mha": "",
+    }  # fmt: skip
+    assert [row["reason"] for row in rows if row["reason"]] == ["OutOfMemoryError: CUDA out of memory."]
 
 
 def test_markdown_tables_are_whole(three):

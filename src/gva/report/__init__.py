@@ -19,6 +19,7 @@ def write_report(results: Results, out: Path, decode_csv: Path | None = None) ->
         "accuracy": tables.accuracy_rows(results),
         "costs": tables.cost_rows(results),
         "rates": tables.rate_rows(results),
+        "decode": tables.speed_rows(results),
         "curves": curves.curve_rows(results),
     }
     for name, rows in numbers.items():

@@ -64,7 +64,7 @@ def plotly_script() -> str:
 
 def markdown(results: Results) -> str:
     """The tables and what must be said with them."""
-    accuracy, rates = tables.accuracy_table(results), tables.rates_table(results)
+    accuracy, rates, speeds = tables.accuracy_table(results), tables.rates_table(results), tables.speed_table(results)
     parts = [f"# {_title(results)}", _subtitle(results)]
     parts += [f"**{tables.caution(results)}**"] if tables.caution(results) else []
     parts += [f"> {note}" for note in results.notes]
@@ -72,6 +72,7 @@ def markdown(results: Results) -> str:
     parts += ["## Accuracy", accuracy.markdown()] if accuracy else []
     parts += ["## Cache and parameters", tables.cost_table(results).markdown()]
     parts += ["## Learning rates", rates.markdown()] if rates else []
+    parts += ["## Decode speed", speeds.markdown()] if speeds else []
     parts += ["## Attention and scale", "![](attention-scale.svg)\n\n![](attention-joint-scale.svg)"]
     return "\n\n".join(parts) + "\n"
 
@@ -107,8 +108,9 @@ def _sections(results: Results, decode_csv: Path | None) -> list[Section]:
     add("Cache and parameters", "", panels.pareto(results), _bars(results), tables.cost_table(results).html())
     rates = tables.rates_table(results)
     add("Learning rates", "", panels.rates(results), rates.html() if rates else None)
-    if decode_csv is not None:
-        add("Decode speed", "", panels.decode_speed(decode_csv))
+    speeds = tables.speed_table(results)
+    kernel = None if decode_csv is None else panels.decode_speed(decode_csv)
+    add("Decode speed", "", speeds.html() if speeds else None, kernel)
     add("Inside the models", "", *panels.diagnostics(results), panels.positions(results))
     add(
         "Why the initial scale matters",

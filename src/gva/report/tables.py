@@ -170,6 +170,51 @@ def cost_table(results: Results) -> Table:
     return Table(header, rows, "Counted from each row's config, the cache in bfloat16 over all layers.")
 
 
+def speed_table(results: Results) -> Table | None:
+    """Measured decode speed: a line per row, or several where it was measured on several GPUs."""
+    if not any(row.speeds for row in results.rows):
+        return None
+    header = ["", "tokens/s", "ms per step", f"against {label(results.baseline)}", "cache GiB", "batch × context"]
+    header += ["attention through", "GPU"]
+    rows = []
+    for row in results.rows:
+        for line in row.speeds:
+            cells = ["—"] * 7 if "reason" in line else _speed_cells(results, row, line)
+            rows.append((row.name, False, [label(row.name), *cells]))
+    return Table(header, rows, _speed_note(results))
+
+
+def _speed_cells(results: Results, row: ComparedRow, line: dict[str, Any]) -> list[str]:
+    ratio = None if row.name == results.baseline else results.speed_against_baseline(line)
+    return [
+        f"{line['tokens_per_second']:,.0f}", f"{line['step_ms']:.3f}", "—" if ratio is None else f"{ratio:.2f}×",
+        f"{line['cache_bytes'] / 2**30:.2f}", f"{line['batch']:,} × {line['context']:,}", line["attention"],
+        line["gpu"],
+    ]  # fmt: skip
+
+
+def _speed_note(results: Results) -> str:
+    reasons: dict[str, list[str]] = {}
+    measured = []
+    for row in results.rows:
+        for line in row.speeds:
+            if "reason" in line:
+                reasons.setdefault(line["reason"], []).append(label(row.name))
+            else:
+                measured.append((row, line))
+    said = []
+    if measured:
+        versions = ", ".join(sorted({line["torch"] for _, line in measured}))
+        said.append(
+            "One decode step of the whole model, compiled and captured as a CUDA graph, on a full paged cache: the "
+            f"median of its replays. Weights and cache are noise, in {measured[0][1]['dtype']}; torch {versions}."
+        )
+    if any(row.config.caches_values_only for row, _ in measured):
+        said.append("Where keys are rebuilt, every step makes those of all tokens, in plain torch.")
+    said += [f"{', '.join(names)} not measured: {reason.rstrip('.')}." for reason, names in reasons.items()]
+    return " ".join(said)
+
+
 def rates_table(results: Results) -> Table | None:
     if not results.rates:
         return None
@@ -302,6 +347,18 @@ def cost_rows(results: Results) -> list[dict[str, Any]]:
             "parameters_without_embeddings": parameters_without_embeddings(row),
         }
         for row in results.rows
+    ]
+
+
+def speed_rows(results: Results) -> list[dict[str, Any]]:
+    return [
+        {
+            "row": row.name,
+            **{name: value for name, value in line.items() if name not in ("kind", "step")},
+            "against_baseline": results.speed_against_baseline(line),
+        }
+        for row in results.rows
+        for line in row.speeds
     ]
 
 
