@@ -248,7 +248,7 @@ inline void multiply_half(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0,
 inline void multiply_bfloat(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
     multiply(c, a0, a1, a2, a3, b0, b1, from_bfloat);
 }
-inline u32 widen_e4m3(u16 pair) {
+inline u32 widen_pair(u16 pair) {
     u32 y = 0;
     for (int i = 0; i < 2; ++i) {
         u8 x = (u8)(pair >> (8 * i));
@@ -259,6 +259,10 @@ inline u32 widen_e4m3(u16 pair) {
     }
     return y;
 }
+struct Pairs {
+    u32 low, high;
+};
+inline Pairs widen_e4m3(u32 four) { return {widen_pair((u16)four), widen_pair((u16)(four >> 16))}; }
 inline u32 permute_bytes(u32 x, u32 order) {
     u32 y = 0;
     for (int i = 0; i < 4; ++i) y |= (x >> (8 * (order >> (4 * i) & 3)) & 255) << (8 * i);

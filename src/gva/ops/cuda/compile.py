@@ -19,11 +19,10 @@ class Arguments(ctypes.Structure):
 
     _fields_ = (
         [(name, ctypes.c_void_p) for name in (
-            "q_absorbed", "q_rope", "tokens", "k_rope", "block_table", "seq_lens", "cu_seqlens_q", "schedule", "out",
+            "q_absorbed", "q_rope", "rows", "block_table", "seq_lens", "cu_seqlens_q", "schedule", "out",
             "lse", "part_out", "part_lse")]
         + [(name, ctypes.c_int64) for name in (
-            "q_token", "q_head", "r_token", "r_head", "page_bytes", "token_bytes", "rope_page_bytes",
-            "rope_token_bytes", "table_row", "out_token", "out_head", "lse_token")]
+            "q_token", "q_head", "r_token", "r_head", "page_bytes", "token_bytes", "table_row", "out_token", "out_head", "lse_token")]
         + [("scale_log2", ctypes.c_float)]
         + [(name, ctypes.c_int) for name in ("units", "blocks_per_seq", "max_shares")]
     )  # fmt: skip

@@ -1,8 +1,8 @@
 // Paged GVA attention in the absorbed form, for sm90: the reading kernel of ../triton/decode.py with the same schedule
 // (units, tiles, shares), the same workspace and the same merging kernel behind it.
 //
-// A block reads whole tokens, all groups, through the copy engine into a ring of tiles in shared memory; the ring runs on
-// from one sequence into the next. A warp computes GROUPS groups of a tile, on its own but for the barriers of the ring.
+// A block reads whole tokens, all groups. One warp has the copy engine fill a ring of tiles in shared memory, running on
+// from one sequence into the next; each of the others computes GROUPS groups of every tile.
 //
 // Both products have the values as their *left* factor, so that the R queries of a group lie along the side of 8 of the
 // 16 x 8 x 16 tensor-core product, and not along that of 16:
@@ -19,8 +19,8 @@
 // With scales a weight is probability * scale, and it is the weight that is bounded.
 //
 // Compiled for one shape: D_H, D_R, G, R, QUERIES per unit, UNIFORM_S (0: ragged), PAGE, TILE, STAGES, GROUPS per warp,
-// FIXED_TILES, HAS_LSE, FP8, HALF (queries are float16, else bfloat16), SPLIT (k_rope has pages of its own), PADDED (rows
-// are copied one by one, to addresses that fall into different banks).
+// FIXED_TILES, HAS_LSE, FP8, HALF (queries are float16, else bfloat16), RUN: the tokens that one copy takes; 16 bytes lie
+// between runs, so that the rows of a product fall into different banks.
 
 constexpr int ELEMENT = FP8 ? 1 : 2;
 constexpr int WARPS = G / GROUPS;
@@ -29,33 +29,32 @@ constexpr int COLUMNS = (ROWS + 7) / 8;    // of 8 queries
 constexpr int BLOCKS = TILE / 16;          // of 16 tokens
 constexpr int SLABS = D_H * ELEMENT / 32;  // of 32 bytes: what one load of matrices takes from a token
 constexpr int STEPS = D_H / 16;            // products along d
+constexpr int ELEMENTS_PER_PAIR = 2 / ELEMENT;  // and so many products per load
 constexpr int ROPE_STEPS = (D_R + 15) / 16;
 constexpr int BLOCK_D = D_H <= 16 ? 16 : D_H <= 32 ? 32 : D_H <= 64 ? 64 : D_H <= 128 ? 128 : 256;
 
 constexpr int VALUE_BYTES = G * D_H * ELEMENT;
 constexpr int ROPE_BYTES = 2 * D_R;
-constexpr int TOKEN_BYTES = SPLIT ? VALUE_BYTES : (VALUE_BYTES + ROPE_BYTES + (FP8 ? 4 * G : 0) + 15) / 16 * 16;
-constexpr int PITCH = PADDED ? (TOKEN_BYTES / 16 | 1) * 16 : TOKEN_BYTES;  // of a token in shared memory
-constexpr int ROPE_PITCH = SPLIT ? ROPE_BYTES : PITCH;
-constexpr int ROPE_AT = SPLIT ? TILE * PITCH : VALUE_BYTES;
 constexpr int SCALES_AT = VALUE_BYTES + ROPE_BYTES;
-constexpr int STAGE_BYTES = TILE * PITCH + (SPLIT ? TILE * ROPE_BYTES : 0);
+constexpr int TOKEN_BYTES = (SCALES_AT + (FP8 ? 4 * G : 0) + 15) / 16 * 16;
+DEVICE constexpr int place_of(int token) { return token * TOKEN_BYTES + token / RUN * 16; }  // in a stage
+constexpr int STAGE_BYTES = place_of(TILE), BLOCK_BYTES = 16 * TOKEN_BYTES + 16 / RUN * 16;
 constexpr bool IN_PAGE = PAGE % TILE == 0;  // a tile lies inside a page
 
 constexpr int HEADER = 4, ENTRY = 4;  // of the schedule
 constexpr float HIGHEST_WEIGHT = 256.0f;
 constexpr float LOG2_SCALE_RANGE = 60.0f;
 constexpr float LN2 = 0.6931471805599453f;
-#define NOTHING (-__builtin_huge_valf())
+#define NOTHING bits_to_float(0xFF800000u)  // minus infinity
 
-static_assert(G % GROUPS == 0 && TILE % 16 == 0 && TILE <= 32 && D_H % 16 == 0 && SLABS * 32 == D_H * ELEMENT);
-static_assert(D_R % 8 == 0 && ROPE_BYTES % 16 == 0 && TOKEN_BYTES % 16 == 0 && !(FP8 && (SPLIT || HALF)));
+static_assert(G % GROUPS == 0 && TILE % 16 == 0 && (TILE <= 32 || IN_PAGE) && D_H % 16 == 0 && SLABS * 32 == D_H * ELEMENT);
+static_assert(D_R % 8 == 0 && ROPE_BYTES % 16 == 0 && TOKEN_BYTES % 16 == 0 && !(FP8 && HALF));
+static_assert(TILE % RUN == 0 && (IN_PAGE || RUN == 1));
 
 struct Arguments {
     const u16* q_absorbed;
     const u16* q_rope;
-    const u8* tokens;  // rows, or values alone
-    const u8* k_rope;
+    const u8* rows;
     const int* block_table;
     const int* seq_lens;
     const int* cu_seqlens_q;
@@ -65,8 +64,7 @@ struct Arguments {
     float* part_out;
     float* part_lse;
     i64 q_token, q_head, r_token, r_head;       // strides in elements
-    i64 page_bytes, token_bytes, rope_page_bytes, rope_token_bytes;
-    i64 table_row, out_token, out_head, lse_token;
+    i64 page_bytes, token_bytes, table_row, out_token, out_head, lse_token;
     float scale_log2;
     int units, blocks_per_seq, max_shares;
 };
@@ -94,7 +92,7 @@ struct Unit {
     DEVICE int last() const { return visible + queries - 1; }
 };
 
-// The tile that is fetched next: the share once more, some tiles ahead of the products.
+// The tile that is fetched next.
 struct Fetch {
     int unit, tile, left, end;  // `end` of the tiles to fetch of this unit
     int last;                   // positions of the unit's sequence from here on are not read
@@ -127,20 +125,15 @@ struct Fetch {
     }
     DEVICE void issue(const Arguments& a, int lane, u8* stage, u64* full) {
         int count = min(last - tile * TILE, TILE);
-        if (lane == 0) barrier_expect(full, count * (TOKEN_BYTES + (SPLIT ? ROPE_BYTES : 0)));
+        if (lane == 0) barrier_expect(full, count * TOKEN_BYTES);
         warp_together();
-        int row = IN_PAGE ? tile * TILE % PAGE : (tile * TILE + lane) % PAGE;
-        const u8* token = a.tokens + page * a.page_bytes + row * a.token_bytes;
-        const u8* rope = a.k_rope + page * a.rope_page_bytes + row * a.rope_token_bytes;
-        if (IN_PAGE && !PADDED) {
-            if (lane == 0) bulk_copy(stage, token, count * TOKEN_BYTES, full);
-        } else if (lane < count) {
-            bulk_copy(stage + lane * PITCH, IN_PAGE ? token + lane * a.token_bytes : token, TOKEN_BYTES, full);
-        }
-        if (SPLIT && IN_PAGE) {
-            if (lane == 0) bulk_copy(stage + ROPE_AT, rope, count * ROPE_BYTES, full);
-        } else if (SPLIT && lane < count) {
-            bulk_copy(stage + ROPE_AT + lane * ROPE_BYTES, rope, ROPE_BYTES, full);
+        const u8* row = a.rows + page * a.page_bytes + (tile * TILE + (IN_PAGE ? 0 : lane)) % PAGE * a.token_bytes;
+        if (!IN_PAGE) {
+            if (lane < count) bulk_copy(stage + place_of(lane), row, TOKEN_BYTES, full);
+        } else if (lane == 0) {
+#pragma unroll 8
+            for (int i = 0; i < count; i += RUN, row += RUN * a.token_bytes)
+                bulk_copy(stage + place_of(i), row, min(count - i, RUN) * TOKEN_BYTES, full);
         }
     }
 };
@@ -226,7 +219,7 @@ struct Groups {
     template <bool MASKED>
     DEVICE void read(const u8* stage, const Unit& u, int tile, int first_group, int lane) {
         int g = lane / 4, t = lane % 4;
-        const u8* mine = stage + lane % 16 * PITCH + lane / 16 * 16;
+        const u8* mine = stage + place_of(lane % 16) + lane / 16 * 16;
         u32 keys[BLOCKS][ROPE_STEPS][4];
 #pragma unroll
         for (int block = 0; block < BLOCKS; ++block)
@@ -234,108 +227,110 @@ struct Groups {
             for (int i = 0; i < ROPE_STEPS; ++i) {
                 // Where d_r ends in the middle of a step its queries are zero; what they meet must be finite: its first half.
                 int half = i * 16 + 8 < D_R ? lane / 16 * 16 : 0;
-                load_matrices(keys[block][i], stage + ROPE_AT + (block * 16 + lane % 16) * ROPE_PITCH + i * 32 + half);
+                load_matrices(keys[block][i], mine - lane / 16 * 16 + half + VALUE_BYTES + block * BLOCK_BYTES + i * 32);
             }
+        // Step by step for all groups: what one group waits for, another one fills.
+        float score[GROUPS][BLOCKS][COLUMNS][4], scales[GROUPS][BLOCKS][2];
 #pragma unroll
-        for (int group = 0; group < GROUPS; ++group) {
-            const u8* values = mine + (first_group + group) * D_H * ELEMENT;
-            float score[BLOCKS][COLUMNS][4], scales[BLOCKS][2];
+        for (int i = 0; i < GROUPS * BLOCKS * COLUMNS * 4; ++i)
+            score[i / 4 / COLUMNS / BLOCKS][i / 4 / COLUMNS % BLOCKS][i / 4 % COLUMNS][i % 4] = 0.0f;
+#pragma unroll
+        for (int slab = 0; slab < SLABS; ++slab)
+#pragma unroll
+            for (int group = 0; group < GROUPS; ++group)
+#pragma unroll
+                for (int block = 0; block < BLOCKS; ++block) {
+                    u32 r[4];
+                    load_matrices(r, mine + (first_group + group) * D_H * ELEMENT + block * BLOCK_BYTES + slab * 32);
+#pragma unroll
+                    for (int i = 0; i < ELEMENTS_PER_PAIR; ++i) {
+                        Pairs low{r[0], r[2]}, high{r[1], r[3]};
+                        if (FP8) low = widen_e4m3(r[2 * i]), high = widen_e4m3(r[2 * i + 1]);
+#pragma unroll
+                        for (int column = 0; column < COLUMNS; ++column) {
+                            auto& q = query[group][column][ELEMENTS_PER_PAIR * slab + i];
+                            multiply_values(score[group][block][column], low.low, high.low, low.high, high.high, q[0], q[1]);
+                        }
+                    }
+                }
+#pragma unroll
+        for (int group = 0; group < GROUPS; ++group)
 #pragma unroll
             for (int block = 0; block < BLOCKS; ++block) {
 #pragma unroll
-                for (int i = 0; i < COLUMNS * 4; ++i) score[block][i / 4][i % 4] = 0.0f;
-#pragma unroll
-                for (int slab = 0; slab < SLABS; ++slab) {
-                    u32 r[4];
-                    load_matrices(r, values + block * 16 * PITCH + slab * 32);
-#pragma unroll
-                    for (int column = 0; column < COLUMNS; ++column) {
-                        auto& s = score[block][column];
-                        auto& q = query[group][column];
-                        if (FP8) {
-#pragma unroll
-                            for (int i = 0; i < 2; ++i) {
-                                u32 low = r[2 * i], high = r[2 * i + 1];
-                                multiply_values(s, widen_e4m3(low), widen_e4m3(high), widen_e4m3(low >> 16),
-                                                widen_e4m3(high >> 16), q[2 * slab + i][0], q[2 * slab + i][1]);
-                            }
-                        } else {
-                            multiply_values(s, r[0], r[1], r[2], r[3], q[slab][0], q[slab][1]);
-                        }
-                    }
-                }
-#pragma unroll
                 for (int i = 0; i < 2; ++i) {
-                    scales[block][i] = 1.0f;
-                    if (FP8) {
-                        const u8* token = stage + (block * 16 + g + 8 * i) * PITCH;
-                        scales[block][i] = ((const float*)(token + SCALES_AT))[first_group + group];
-#pragma unroll
-                        for (int column = 0; column < COLUMNS; ++column) {
-                            score[block][column][2 * i] *= scales[block][i];
-                            score[block][column][2 * i + 1] *= scales[block][i];
-                        }
-                    }
+                    const float* token = (const float*)(stage + place_of(block * 16 + g + 8 * i) + SCALES_AT);
+                    scales[group][block][i] = FP8 ? token[first_group + group] : 1.0f;
                 }
 #pragma unroll
                 for (int column = 0; column < COLUMNS; ++column) {
-                    auto& s = score[block][column];
+                    auto& s = score[group][block][column];
+                    if (FP8)
+#pragma unroll
+                        for (int i = 0; i < 4; ++i) s[i] *= scales[group][block][i / 2];
 #pragma unroll
                     for (int i = 0; i < ROPE_STEPS; ++i) {
                         auto& k = keys[block][i];
                         auto& q = query_rope[group][column][i];
                         multiply_rope(s, k[0], k[1], k[2], k[3], q[0], q[1]);
                     }
-#pragma unroll
-                    for (int i = 0; i < 4; ++i) {
-                        s[i] *= row_scale[group][column][i % 2];
-                        if (MASKED) {
-                            int position = tile * TILE + block * 16 + g + 8 * (i / 2);
-                            int query_token = (column * 8 + 2 * t + i % 2) / R;
-                            if (position >= u.visible + query_token) s[i] = NOTHING;
-                        }
-                    }
                 }
             }
-            float weight[BLOCKS][COLUMNS][4], mass[COLUMNS][2];
-            bool too_high = weigh<MASKED>(group, score, scales, weight, mass);
-            if (warp_any(too_high)) {
-                raise(group, score, scales);
-                weigh<MASKED>(group, score, scales, weight, mass);
+#pragma unroll
+        for (int i = 0; i < GROUPS * BLOCKS * COLUMNS * 4; ++i) {
+            int group = i / 4 / COLUMNS / BLOCKS, block = i / 4 / COLUMNS % BLOCKS, column = i / 4 % COLUMNS;
+            float& s = score[group][block][column][i % 4];
+            int position = tile * TILE + block * 16 + g + 8 * (i % 4 / 2);
+            int query_token = (column * 8 + 2 * t + i % 2) / R;
+            if (MASKED && position >= u.visible + query_token) s = NOTHING;
+        }
+        float weight[GROUPS][BLOCKS][COLUMNS][4], mass[GROUPS][COLUMNS][2];
+        bool too_high = false;
+#pragma unroll
+        for (int group = 0; group < GROUPS; ++group)
+            too_high |= weigh<MASKED>(group, score[group], scales[group], weight[group], mass[group]);
+        if (warp_any(too_high)) {
+#pragma unroll
+            for (int group = 0; group < GROUPS; ++group) {
+                raise(group, score[group], scales[group]);
+                weigh<MASKED>(group, score[group], scales[group], weight[group], mass[group]);
             }
+        }
 #pragma unroll
-            for (int i = 0; i < COLUMNS * 2; ++i) sum[group][i / 2][i % 2] += mass[i / 2][i % 2];
+        for (int block = 0; block < BLOCKS; ++block)
 #pragma unroll
-            for (int block = 0; block < BLOCKS; ++block) {
+            for (int group = 0; group < GROUPS; ++group) {
                 u32 w[COLUMNS][2];
 #pragma unroll
                 for (int column = 0; column < COLUMNS; ++column) {
-                    auto& x = weight[block][column];
+                    auto& x = weight[group][block][column];
                     w[column][0] = transpose_8x8(pack_weights(x[0], x[1]));
                     w[column][1] = transpose_8x8(pack_weights(x[2], x[3]));
+                    if (block == 0) {
+                        sum[group][column][0] += mass[group][column][0];
+                        sum[group][column][1] += mass[group][column][1];
+                    }
                 }
 #pragma unroll
                 for (int slab = 0; slab < SLABS; ++slab) {
                     u32 r[4];
-                    load_matrices_transposed(r, values + block * 16 * PITCH + slab * 32);
-                    if (FP8) {
+                    load_matrices_transposed(
+                        r, mine + (first_group + group) * D_H * ELEMENT + block * BLOCK_BYTES + slab * 32);
 #pragma unroll
-                        for (int i = 0; i < 2; ++i) {
-                            u32 low = permute_bytes(r[2 * i], 0x3120), high = permute_bytes(r[2 * i + 1], 0x3120);
-                            u32 a0 = widen_e4m3(low), a1 = widen_e4m3(low >> 16);
-                            u32 a2 = widen_e4m3(high), a3 = widen_e4m3(high >> 16);
-#pragma unroll
-                            for (int column = 0; column < COLUMNS; ++column)
-                                multiply_values(acc[group][column][2 * slab + i], a0, a1, a2, a3, w[column][0], w[column][1]);
+                    for (int i = 0; i < ELEMENTS_PER_PAIR; ++i) {
+                        Pairs first{r[0], r[2]}, second{r[1], r[3]};  // of the tokens
+                        if (FP8) {
+                            first = widen_e4m3(permute_bytes(r[2 * i], 0x3120));
+                            second = widen_e4m3(permute_bytes(r[2 * i + 1], 0x3120));
                         }
-                    } else {
 #pragma unroll
-                        for (int column = 0; column < COLUMNS; ++column)
-                            multiply_values(acc[group][column][slab], r[0], r[2], r[1], r[3], w[column][0], w[column][1]);
+                        for (int column = 0; column < COLUMNS; ++column) {
+                            auto& c = acc[group][column][ELEMENTS_PER_PAIR * slab + i];
+                            multiply_values(c, first.low, first.high, second.low, second.high, w[column][0], w[column][1]);
+                        }
                     }
                 }
             }
-        }
     }
 
     // Weights of a tile under the present maximum, and what they add to the sum; whether one of them is too high.
@@ -351,7 +346,7 @@ struct Groups {
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
                     float x = score[block][column][i];
-                    float p = exp2_fast(x - highest[group][column][i % 2]);
+                    float p = exp2_fast(x * row_scale[group][column][i % 2] - highest[group][column][i % 2]);
                     if (MASKED && x == NOTHING) p = 0.0f;
                     mass[column][i % 2] += p;
                     weight[block][column][i] = p * scales[block][i / 2];
@@ -375,7 +370,7 @@ struct Groups {
                         float shift = 0.0f;
                         // Bounded: a token whose values are all zero still takes its part of the sum.
                         if (FP8) shift = fminf(fmaxf(log2_fast(scales[block][half]), -LOG2_SCALE_RANGE), LOG2_SCALE_RANGE);
-                        top = fmaxf(top, score[block][column][2 * half + i] + shift);
+                        top = fmaxf(top, score[block][column][2 * half + i] * row_scale[group][column][i] + shift);
                     }
 #pragma unroll
                 for (int mask = 4; mask < 32; mask *= 2) top = fmaxf(top, warp_xor(top, mask));
@@ -431,7 +426,7 @@ struct Groups {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32) read_rows(const __grid_constant__ Arguments a) {
+extern "C" __global__ void __launch_bounds__((WARPS + 1) * 32) read_rows(const __grid_constant__ Arguments a) {
     SHARED_MEMORY(shared);  // STAGES tiles, then the barriers of the ring
     u64* full = (u64*)(shared + STAGES * STAGE_BYTES);
     u64* empty = full + STAGES;
@@ -456,15 +451,18 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) read_rows(const __grid_
         unit = entry[0], tile = entry[1], left = entry[2], seq_len = entry[3];
     }
     if (left <= 0 || unit >= a.units) return;
-    Fetch fetch{unit, tile, left};
-    int fetched = 0, read = 0;
-    if (warp == 0) {
+    if (warp == WARPS) {
+        Fetch fetch{unit, tile, left};
         fetch.enter(a, lane, seq_len);
-        for (; fetched < STAGES - 1 && fetch.left > 0; ++fetched) {
-            fetch.issue(a, lane, shared + fetched * STAGE_BYTES, full + fetched);
+        for (int fetched = 0; fetch.left > 0; ++fetched) {
+            int place = fetched % STAGES;
+            if (fetched >= STAGES) barrier_wait(empty + place, (fetched / STAGES - 1) & 1);
+            fetch.issue(a, lane, shared + place * STAGE_BYTES, full + place);
             fetch.advance(a, lane);
         }
+        return;
     }
+    int read = 0;
     while (true) {
         Unit u = Unit::at(a, unit, seq_len);
         int end = min(tile + left, u.tiles);
@@ -472,14 +470,6 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) read_rows(const __grid_
             Groups groups;
             groups.begin(a, u, first_group, lane);
             for (int i = tile; i < end; ++i, ++read) {
-                if (warp == 0 && fetch.left > 0) {
-                    // Into the place of the tile before this one: all warps have read it when `empty` has come round.
-                    int place = fetched % STAGES;
-                    if (fetched >= STAGES) barrier_wait(empty + place, (fetched / STAGES - 1) & 1);
-                    fetch.issue(a, lane, shared + place * STAGE_BYTES, full + place);
-                    fetch.advance(a, lane);
-                    ++fetched;
-                }
                 int place = read % STAGES;
                 u8* stage = shared + place * STAGE_BYTES;
                 barrier_wait(full + place, read / STAGES & 1);
@@ -487,12 +477,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) read_rows(const __grid_
                     groups.template read<false>(stage, u, i, first_group, lane);
                 } else {
                     // Rows past the length were not fetched: what lies there meets a weight of zero, and must be finite.
-                    for (int row = u.last() - i * TILE; row < TILE; ++row) {
-                        for (int at = lane * 4; at < PITCH; at += 128) *(u32*)(stage + row * PITCH + at) = 0;
-                        if (SPLIT)
-                            for (int at = lane * 4; at < ROPE_BYTES; at += 128)
-                                *(u32*)(stage + ROPE_AT + row * ROPE_BYTES + at) = 0;
-                    }
+                    for (int row = u.last() - i * TILE; row < TILE; ++row)
+                        for (int at = lane * 4; at < TOKEN_BYTES; at += 128) *(u32*)(stage + place_of(row) + at) = 0;
                     plain_writes_before_copies();
                     warp_together();
                     groups.template read<true>(stage, u, i, first_group, lane);

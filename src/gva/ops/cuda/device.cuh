@@ -111,9 +111,17 @@ DEVICE float from_half(u16 x) {
     asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
     return y;
 }
-DEVICE u32 widen_e4m3(u16 pair) {
-    u32 y;
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(y) : "h"(pair));
+struct Pairs {
+    u32 low, high;
+};
+DEVICE Pairs widen_e4m3(u32 four) {
+    Pairs y;
+    asm("{\n.reg .b16 low, high;\n"
+        "mov.b32 {low, high}, %2;\n"
+        "cvt.rn.f16x2.e4m3x2 %0, low;\n"
+        "cvt.rn.f16x2.e4m3x2 %1, high;\n}\n"
+        : "=r"(y.low), "=r"(y.high)
+        : "r"(four));
     return y;
 }
 DEVICE u32 permute_bytes(u32 x, u32 order) { return __byte_perm(x, 0, order); }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from ..layout import packed_row_bytes
@@ -29,19 +31,16 @@ def _steps(pages: torch.Tensor) -> list[int]:
     return [pages.stride(i) * pages.element_size() if pages.shape[i] > 1 else 0 for i in range(2)]
 
 
+def row_bytes(value_dtype: torch.dtype, G: int, d_h: int, d_r: int) -> int:
+    return packed_row_bytes(G, d_h, d_r) if value_dtype == FP8 else (G * d_h + d_r) * 2
+
+
 def misfit(value_pages: torch.Tensor, rope_pages: torch.Tensor, value_scales: torch.Tensor | None) -> str | None:
-    """What keeps the copy engine from reading these pages, or None. The shape itself was judged by `config.choose`."""
-    size, (_, _, G, d_h) = value_pages.element_size(), value_pages.shape
-    if value_pages.stride(2) != d_h:
-        return f"the groups of a token in one piece; value_pages has strides {value_pages.stride()}"
-    rows = in_rows(value_pages, rope_pages, value_scales)
-    if value_scales is not None and not rows:
-        return "values, k_rope and scales of a token in one row (gva.ops.layout.packed_views)"
-    addresses = [value_pages.data_ptr(), *(s * size for s in value_pages.stride()[:2])]
-    if not rows:
-        addresses += [rope_pages.data_ptr(), *(s * 2 for s in rope_pages.stride()[:2])]
-    if any(a % 16 for a in addresses):
-        return "tokens that begin at multiples of 16 bytes"
+    """What keeps the kernel from reading these pages, or None. The shape itself was judged by `config.choose_hopper`."""
+    if value_pages.stride(2) != value_pages.shape[3] or not in_rows(value_pages, rope_pages, value_scales):
+        return "all that belongs to a token in one row: values, k_rope and scales, one right behind the other"
+    if value_pages.data_ptr() % 16 or any(step % 16 for step in _steps(value_pages)):
+        return "rows that begin at multiples of 16 bytes"
     return None
 
 
@@ -72,14 +71,12 @@ def read(
         raise ValueError(f"plan: made for a kernel that needs {lacking}")
     size, (_, page, G, d_h) = value_pages.element_size(), value_pages.shape
     H, d_r = q_absorbed.shape[1], q_rope.shape[2]
-    fp8, rows = value_pages.dtype == FP8, in_rows(value_pages, rope_pages, value_scales)
-    token = G * d_h * size
-    if rows:
-        token = packed_row_bytes(G, d_h, d_r) if fp8 else token + 2 * d_r
-    # Tokens that lie close come in one copy, if their places in shared memory then fall into different banks.
-    padded = value_pages.stride(1) * size != token or token // 16 % 2 == 0
-    pitch = (token // 16 | 1) * 16 if padded else token
-    stage = config.tile * (pitch + (0 if rows else 2 * d_r))
+    row = row_bytes(value_pages.dtype, G, d_h, d_r)
+    # In shared memory the 8 rows of a product should begin in different banks, of which a row steps over row // 16.
+    run = 8 // math.gcd(row // 16, 8)
+    run = config.tile if run == 8 else run
+    if page % config.tile or value_pages.stride(1) * size != row:
+        run = 1
     defines = {
         "D_H": d_h,
         "D_R": d_r,
@@ -93,16 +90,14 @@ def read(
         "GROUPS": G // config.warps,
         "FIXED_TILES": split_tiles,
         "HAS_LSE": int(lse is not None),
-        "FP8": int(fp8),
+        "FP8": int(value_pages.dtype == FP8),
         "HALF": int(q_absorbed.dtype == torch.float16),
-        "SPLIT": int(not rows),
-        "PADDED": int(padded),
+        "RUN": run,
     }
     arguments = compile.Arguments(
         q_absorbed.data_ptr(),
         q_rope.data_ptr(),
         value_pages.data_ptr(),
-        rope_pages.data_ptr(),
         block_table.data_ptr(),
         seq_lens.data_ptr(),
         None if cu_seqlens_q is None else cu_seqlens_q.data_ptr(),
@@ -114,7 +109,6 @@ def read(
         *q_absorbed.stride()[:2],
         *q_rope.stride()[:2],
         *(s * size for s in value_pages.stride()[:2]),
-        *(s * 2 for s in rope_pages.stride()[:2]),
         block_table.stride(0),
         *out.stride()[:2],
         0 if lse is None else lse.stride(0),
@@ -127,7 +121,7 @@ def read(
         tuple(defines.items()),
         arguments,
         (shares, units if split_tiles else 1),
-        32 * config.warps,
-        config.stages * (stage + BARRIER_BYTES),
+        32 * (config.warps + 1),
+        config.stages * (config.tile * row + config.tile // run * 16 + BARRIER_BYTES),
         q_absorbed.device,
     )
