@@ -198,7 +198,6 @@ def gva(shape: Shape) -> tuple[Timing, Timing, float, int]:
             value_scales=scales,
             plan=plan,
             out=out,
-            impl="triton",
         )
 
     call(inputs.tables[-1])

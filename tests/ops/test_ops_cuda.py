@@ -1,4 +1,4 @@
-"""The CUDA kernel: on a Hopper GPU as it is, elsewhere compiled for the CPU with emulator.h in the place of device.cuh."""
+"""The CUDA kernel: on a Hopper GPU as it is, elsewhere compiled for the CPU, emulator.h in the place of device.cuh."""
 
 import ctypes
 import shutil
@@ -11,8 +11,8 @@ from ops_cases import assert_close, needs_triton
 from ops_cases import make_case as make_any_case
 
 from gva import ops
+from gva.ops.config import Config
 from gva.ops.cuda import compile
-from gva.ops.triton.config import Config
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 DEVICE = "cuda" if HOPPER else "cpu"
@@ -62,7 +62,7 @@ def run(case, *, tile=16, warps=1, stages=3, per_sm=1, uniform=False, **options)
         value_dtype=case.value_pages.dtype, max_seqlen_q=case.max_seqlen_q, cu_seqlens_q=cu, config=config,
         **options)  # fmt: skip
     return ops.paged_attention(
-        *case.args[:6], cu, case.max_seqlen_q, case.scale, value_scales=case.value_scales, impl="triton",
+        *case.args[:6], cu, case.max_seqlen_q, case.scale, value_scales=case.value_scales, impl="cuda",
         return_lse=True, plan=plan)  # fmt: skip
 
 

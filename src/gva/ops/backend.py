@@ -8,7 +8,7 @@ import os
 
 import torch
 
-IMPLEMENTATIONS = ("reference", "triton")
+IMPLEMENTATIONS = ("reference", "triton", "cuda")
 KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 FP8 = torch.float8_e4m3fn
 
@@ -24,7 +24,7 @@ def _capability(index: int) -> tuple[int, int]:
 
 
 def missing(device: torch.device, dtype: torch.dtype, value_dtype: torch.dtype) -> str | None:
-    """What impl="triton" lacks here, or None."""
+    """What the Triton kernels lack here, or None."""
     if not _triton_installed():
         return "the package triton, which is not installed (pip install triton)"
     if dtype not in KERNEL_DTYPES:
@@ -43,15 +43,32 @@ def missing(device: torch.device, dtype: torch.dtype, value_dtype: torch.dtype) 
     return None
 
 
+@functools.cache
+def missing_hopper(device: torch.device) -> str | None:
+    """What impl="cuda" lacks here beyond what "triton" does, or None."""
+    if device.type != "cuda" or torch.version.hip is not None or _capability(device.index or 0) != (9, 0):
+        return f"a GPU of compute capability 9.0; got tensors on {device}"
+    from .cuda import compile
+
+    try:
+        compile.nvrtc(), compile.driver()
+    except OSError as error:
+        return str(error)
+    return None
+
+
 def select(impl: str | None, device: torch.device, dtype: torch.dtype, value_dtype: torch.dtype) -> str:
-    """None: triton on a GPU that can, reference elsewhere. A name: that one, or an error; never another."""
+    """None: kernels on a GPU that can, reference elsewhere. A name: that one, or an error; never another.
+
+    Both "triton" and "cuda" plan and merge in Triton; which of their kernels reads the cache is `config.pick`'s choice.
+    """
     if impl is None:
         on_gpu = device.type == "cuda" and missing(device, dtype, value_dtype) is None
         return "triton" if on_gpu else "reference"
     if impl not in IMPLEMENTATIONS:
         raise ValueError(f"impl={impl!r}: allowed are None, {', '.join(repr(i) for i in IMPLEMENTATIONS)}")
-    if impl == "triton":
+    if impl != "reference":
         lacking = missing(device, dtype, value_dtype)
         if lacking is not None:
-            raise RuntimeError(f"impl='triton' needs {lacking}; impl='reference' runs anywhere")
+            raise RuntimeError(f"impl={impl!r} needs {lacking}; impl='reference' runs anywhere")
     return impl

@@ -44,7 +44,7 @@ def _paged_attention(
     out,
     lse,
 ):
-    impl = select(impl or None, q_absorbed.device, q_absorbed.dtype, value_pages.dtype)
+    named, impl = bool(impl), select(impl or None, q_absorbed.device, q_absorbed.dtype, value_pages.dtype)
     if impl == "reference":
         starts = cu_seqlens_q
         if starts is None:
@@ -65,25 +65,31 @@ def _paged_attention(
         if lse is not None:
             lse.copy_(result_lse)
         return
+    from .config import Config, pick
+    from .cuda.launch import misfit
     from .triton import launch
-    from .triton.config import Config, choose
 
     _, H, d_h = q_absorbed.shape
     G = value_pages.shape[2]
     if schedule is not None:
         config, workspace = Config(*config), launch.Workspace(schedule, part_out, part_lse)
+        if named and impl != config.impl:
+            raise ValueError(f"plan: made for impl={config.impl!r}, called with impl={impl!r}")
     else:
-        row_bytes = value_pages.stride(1) * value_pages.element_size()
-        config = choose(
+        config = pick(
+            impl if named else None,
+            q_absorbed.device,
             q_absorbed.dtype,
             value_pages.dtype,
-            G,
-            H // G,
-            d_h,
-            value_pages.shape[1],
-            max_seqlen_q,
-            len(seq_lens),
-            row_bytes % 128 == 0,
+            G=G,
+            R=H // G,
+            d_h=d_h,
+            d_r=q_rope.shape[2],
+            page=value_pages.shape[1],
+            max_seqlen_q=max_seqlen_q,
+            B=len(seq_lens),
+            row_stride=value_pages.stride(1),
+            in_rows=misfit(value_pages, rope_pages, value_scales) is None,
         )
         workspace = launch.allocate(
             config,

@@ -19,7 +19,7 @@ def linear_cross_entropy(
     `impl` as in `paged_attention`: 'reference' lets autograd keep what it wants; 'triton' keeps the logits' gradient
     where the logits were.
     """
-    if select(impl, hidden.device, hidden.dtype, hidden.dtype) == "triton":
+    if select(impl, hidden.device, hidden.dtype, hidden.dtype) != "reference":
         return _LinearCrossEntropy.apply(hidden, weight, labels, ignore_index)
     logits = torch.nn.functional.linear(hidden, weight.to(hidden.dtype))
     logits = logits.to(torch.promote_types(hidden.dtype, torch.float32))

@@ -35,8 +35,8 @@ class DecodePlan:
                 f"(made {'without' if self.uniform else 'with'})"
             )
         if self.split_tiles == 0:
+            from .config import Config
             from .triton import launch
-            from .triton.config import Config
 
             workspace = launch.Workspace(self.schedule, self.part_out, self.part_lse)
             launch.fill_schedule(Config(*self.config), workspace, seq_lens, cu_seqlens_q, self.shape["max_seqlen_q"])
@@ -64,6 +64,7 @@ def plan_decode(
     split_tokens: int | None = None,
     max_tokens: int | None = None,
     row_stride: int | None = None,
+    impl: str | None = None,
     config: list[int] | None = None,
 ) -> DecodePlan:
     """A plan for `seq_lens` [B] int32 and queries of `dtype` [B, max_seqlen_q, H, d_h]; refill it with `plan.update`.
@@ -71,21 +72,38 @@ def plan_decode(
     split_tokens  cut every sequence into pieces of this many tokens, whatever else is in the batch: results are then
                   bitwise independent of the batch around a sequence (at the same max_seqlen_q). Needs `max_tokens`,
                   the longest sequence that will come. None: equal shares for all workers, the fastest.
-    row_stride    elements from one token to the next, `value_pages.stride(1)`; None: G * d_h. Affects speed alone.
-    config        overrides the tuned configuration (`gva.ops.triton.config.Config.ints`); for benchmarks.
+    row_stride    elements from one token to the next, `value_pages.stride(1)`; None: G * d_h. That of a row with k_rope
+                  (and scales) right behind the values says that the cache is made of such rows.
+    impl          "triton", "cuda" (Hopper, tokens in rows), or None: whichever was measured to be faster.
+    config        overrides the tuned configuration (`gva.ops.config.Config.ints`); for benchmarks.
     """
     value_dtype = dtype if value_dtype is None else value_dtype
-    select("triton", seq_lens.device, dtype, value_dtype)
+    select(impl or "triton", seq_lens.device, dtype, value_dtype)
     if H % G:
         raise ValueError(f"H={H}: must be a multiple of G={G}")
+    from .config import Config, pick, row_bytes
     from .triton import launch
-    from .triton.config import Config, choose
 
-    aligned = (row_stride or G * d_h) * value_dtype.itemsize % 128 == 0
-    if config:
-        chosen = Config(*config)
-    else:
-        chosen = choose(dtype, value_dtype, G, H // G, d_h, page, max_seqlen_q, len(seq_lens), aligned)
+    row_stride = row_stride or G * d_h
+    chosen = (
+        Config(*config)
+        if config
+        else pick(
+            impl,
+            seq_lens.device,
+            dtype,
+            value_dtype,
+            G=G,
+            R=H // G,
+            d_h=d_h,
+            d_r=d_r,
+            page=page,
+            max_seqlen_q=max_seqlen_q,
+            B=len(seq_lens),
+            row_stride=row_stride,
+            in_rows=row_stride * value_dtype.itemsize == row_bytes(value_dtype, G, d_h, d_r),
+        )
+    )
     split_tiles = 0
     if split_tokens is not None:
         if max_tokens is None:

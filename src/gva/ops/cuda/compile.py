@@ -1,4 +1,4 @@
-"""CUDA C++ to a running kernel, through NVRTC and the driver as they come with torch and the GPU. Nothing to install."""
+"""CUDA C++ to a running kernel, through the NVRTC of torch and the driver of the GPU. Nothing to install."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ class Arguments(ctypes.Structure):
             "q_absorbed", "q_rope", "rows", "block_table", "seq_lens", "cu_seqlens_q", "schedule", "out",
             "lse", "part_out", "part_lse")]
         + [(name, ctypes.c_int64) for name in (
-            "q_token", "q_head", "r_token", "r_head", "page_bytes", "token_bytes", "table_row", "out_token", "out_head", "lse_token")]
+            "q_token", "q_head", "r_token", "r_head", "page_bytes", "token_bytes", "table_row",
+            "out_token", "out_head", "lse_token")]
         + [("scale_log2", ctypes.c_float)]
         + [(name, ctypes.c_int) for name in ("units", "blocks_per_seq", "max_shares")]
     )  # fmt: skip
@@ -90,9 +91,9 @@ def compile_source(defines: tuple[tuple[str, int], ...], arch: str = "sm_90") ->
             library.nvrtcGetProgramLog(program, log)
             raise RuntimeError(f"decode.cu does not compile with {options}:\n{log.value.decode()}")
         _check(library.nvrtcGetCUBINSize(program, ctypes.byref(size)), "nvrtcGetCUBINSize")
-        code = ctypes.create_string_buffer(size.value)
-        _check(library.nvrtcGetCUBIN(program, code), "nvrtcGetCUBIN")
-        return code.raw
+        cubin = ctypes.create_string_buffer(size.value)
+        _check(library.nvrtcGetCUBIN(program, cubin), "nvrtcGetCUBIN")
+        return cubin.raw
     finally:
         library.nvrtcDestroyProgram(ctypes.byref(program))
 

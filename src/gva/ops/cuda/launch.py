@@ -6,11 +6,10 @@ import math
 
 import torch
 
-from ..layout import packed_row_bytes
-from ..triton.config import Config
+from ..backend import FP8
+from ..config import Config, row_bytes
 from . import compile
 
-FP8 = torch.float8_e4m3fn
 BARRIER_BYTES = 16  # two barriers per stage
 
 
@@ -31,12 +30,8 @@ def _steps(pages: torch.Tensor) -> list[int]:
     return [pages.stride(i) * pages.element_size() if pages.shape[i] > 1 else 0 for i in range(2)]
 
 
-def row_bytes(value_dtype: torch.dtype, G: int, d_h: int, d_r: int) -> int:
-    return packed_row_bytes(G, d_h, d_r) if value_dtype == FP8 else (G * d_h + d_r) * 2
-
-
 def misfit(value_pages: torch.Tensor, rope_pages: torch.Tensor, value_scales: torch.Tensor | None) -> str | None:
-    """What keeps the kernel from reading these pages, or None. The shape itself was judged by `config.choose_hopper`."""
+    """What keeps the kernel from reading these pages, or None. The shape itself is `config.choose_hopper`'s."""
     if value_pages.stride(2) != value_pages.shape[3] or not in_rows(value_pages, rope_pages, value_scales):
         return "all that belongs to a token in one row: values, k_rope and scales, one right behind the other"
     if value_pages.data_ptr() % 16 or any(step % 16 for step in _steps(value_pages)):

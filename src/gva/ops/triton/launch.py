@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 import triton
 
+from ..config import Config, power_of_two
 from . import append as append_kernels
 from . import decode as kernels
 from . import expand as expand_kernels
-from .config import Config, power_of_two
 
 INTERPRETED_MULTIPROCESSORS = 3  # Triton's interpreter runs programs one after another: few, but several per sequence
 

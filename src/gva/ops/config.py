@@ -1,4 +1,4 @@
-"""How a shape is cut into programs: the one table of tuned numbers. Pure Python, no triton."""
+"""Which kernel reads a shape, and how it is cut into programs: the one table of tuned numbers. No triton here."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import functools
 from dataclasses import dataclass
 
 import torch
+
+from .backend import FP8, missing_hopper
+from .layout import packed_row_bytes
 
 
 def power_of_two(n: int) -> int:
@@ -42,6 +45,10 @@ class Config:
         ]
 
     @property
+    def impl(self) -> str:
+        return "cuda" if self.hopper else "triton"
+
+    @property
     def height(self) -> int:
         return self.groups * self.rows
 
@@ -61,7 +68,7 @@ def lay_out_rows(G: int, R: int, d_h: int, max_seqlen_q: int, max_rows: int, max
 
 
 @functools.lru_cache(maxsize=256)
-def choose(
+def choose_triton(
     dtype: torch.dtype, value_dtype: torch.dtype, G: int, R: int, d_h: int, page: int, max_seqlen_q: int, B: int,
     aligned: bool,
 ) -> Config:  # fmt: skip
@@ -70,7 +77,7 @@ def choose(
     Of the batch it depends on `max_seqlen_q`, and the number of programs on B; the order of arithmetic does not
     depend on B, which fixed splits rely on.
     """
-    fp8, full = value_dtype == torch.float8_e4m3fn, dtype == torch.float32
+    fp8, full = value_dtype == FP8, dtype == torch.float32
     max_rows, max_width = (16 if full and d_h > 128 else 64), 64
     if not full and not fp8:
         # Rows that straddle cache lines are better read whole, by one program; so are the tiles of small pages.
@@ -101,29 +108,58 @@ def choose(
     return Config(tile, groups, rows, queries, warps, stages, per_sm, burst or per_sm)
 
 
-SHARED_BYTES = 200 << 10  # of a multiprocessor's shared memory, for tiles in flight
+SHARED_BYTES = 200 << 10  # of a multiprocessor's shared memory, for the tiles in flight
+
+
+def row_bytes(value_dtype: torch.dtype, G: int, d_h: int, d_r: int) -> int:
+    """Bytes of a token whose values, k_rope and scales lie in one row."""
+    return packed_row_bytes(G, d_h, d_r) if value_dtype == FP8 else (G * d_h + d_r) * value_dtype.itemsize
 
 
 @functools.lru_cache(maxsize=256)
 def choose_hopper(
-    dtype: torch.dtype, value_dtype: torch.dtype, G: int, R: int, d_h: int, d_r: int, max_seqlen_q: int, row_bytes: int
+    dtype: torch.dtype, value_dtype: torch.dtype, G: int, R: int, d_h: int, d_r: int, page: int, max_seqlen_q: int
 ) -> Config | None:
-    """The same for cuda/decode.cu, or None where it has no form for the shape. `row_bytes`: of a token, k_rope included."""
-    fp8 = value_dtype == torch.float8_e4m3fn
-    size = 1 if fp8 else 2
-    halves = (torch.bfloat16,) if fp8 else (torch.bfloat16, torch.float16)
-    if dtype not in halves or d_h % 16 or d_h * size % 32 or d_h > 256 or d_r % 8 or row_bytes % 16:
+    """The same for cuda/decode.cu and tokens in rows, tuned on an H200; None where it has no form for the shape."""
+    fp8, row = value_dtype == FP8, row_bytes(value_dtype, G, d_h, d_r)
+    size, halves = (1, (torch.bfloat16,)) if fp8 else (2, (torch.bfloat16, torch.float16))
+    if dtype not in halves or d_h % 16 or d_h * size % 32 or d_h > 256 or d_r % 8 or row % 16:
         return None
-    queries = max_seqlen_q
-    columns = -(-queries * R // 8)
-    registers = columns * (d_h // 16) * 6  # of a lane, for one group: its queries and its output
-    if registers > 192:
+    columns = -(-max_seqlen_q * R // 8)
+    if columns * (d_h // 16) > 32 or G > 16:  # registers of a lane for its queries and its output; warps of a program
         return None
-    together = max(n for n in range(1, G + 1) if G % n == 0 and (n == 1 or n * registers <= 48))
-    warps = G // together
     tile = 16
-    per_sm = max(1, 8 // warps)
-    stages = min(8, SHARED_BYTES // per_sm // (tile * (row_bytes + 16)))
-    if warps > 16 or stages < 2:
-        return None
-    return Config(tile, G, columns * 8, queries, warps, stages, per_sm, per_sm, 1)
+    while tile < 64 and page % (2 * tile) == 0 and 2 * tile * row * 3 <= SHARED_BYTES // 2 and columns == 1:
+        tile *= 2
+    per_sm = max(1, min(16 // (G + 1), SHARED_BYTES // (3 * tile * row)))
+    stages = min(8, SHARED_BYTES // per_sm // (tile * (row + 16)))
+    return Config(tile, G, columns * 8, max_seqlen_q, G, stages, per_sm, per_sm, 1) if stages >= 2 else None
+
+
+def pick(
+    impl: str | None, device: torch.device, dtype: torch.dtype, value_dtype: torch.dtype, *,
+    G: int, R: int, d_h: int, d_r: int, page: int, max_seqlen_q: int, B: int, row_stride: int, in_rows: bool,
+) -> Config:  # fmt: skip
+    """The kernel and its configuration. `impl` None: the Hopper one where it can run and was measured to be faster.
+
+    row_stride    elements from one token to the next
+    in_rows       whether k_rope and scales of a token lie right behind its values
+    """
+    if impl != "triton":
+        hopper = choose_hopper(dtype, value_dtype, G, R, d_h, d_r, page, max_seqlen_q) if in_rows else None
+        lacking = missing_hopper(device)
+        wanted = impl == "cuda" or faster_on_hopper(value_dtype, R, max_seqlen_q, B)
+        if hopper is not None and lacking is None and wanted:
+            return hopper
+        if impl == "cuda":
+            raise RuntimeError(
+                f"impl='cuda' needs {lacking or 'a shape and rows that it can read (gva.ops.config.choose_hopper)'}; "
+                "impl='triton' and impl='reference' know more"
+            )
+    return choose_triton(
+        dtype, value_dtype, G, R, d_h, page, max_seqlen_q, B, row_stride * value_dtype.itemsize % 128 == 0
+    )
+
+
+def faster_on_hopper(value_dtype: torch.dtype, R: int, max_seqlen_q: int, B: int) -> bool:
+    return value_dtype == FP8 or (R * max_seqlen_q <= 8 and B > 1)
