@@ -4,7 +4,8 @@
 
 Needs a GPU, vLLM and this package (`docs/serving.md`). Both variants of a preset are written with random weights into a
 temporary folder and served by an engine with the same settings, each in a process of its own. Nothing is reported of
-an engine whose tokens are not those of the HuggingFace model.
+an engine whose tokens are not those of the HuggingFace model. A row is in the table as soon as it is measured; what was
+cut short is taken up again with `--variants`, `--cases` and `--shapes`.
 
     capacity    tokens that the same cache memory holds
     decode      median time between steps in which all of `--decode-batch` requests of `--decode-context` tokens decode
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -61,13 +63,17 @@ def main() -> None:
     from gva import GvaConfig, GvaForCausalLM
 
     longest = max([arguments.decode_context + 2048, *(sum(shape) for shape in shapes(arguments))])
+    failed = []
     for variant in arguments.variants.split(","):
         with tempfile.TemporaryDirectory() as folder:
             torch.manual_seed(0)
             config = GvaConfig.preset(arguments.preset, variant=variant, max_position_embeddings=longest)
             GvaForCausalLM(config).to(getattr(torch, arguments.dtype)).save_pretrained(folder)
             command = [sys.executable, __file__, *sys.argv[1:], "--variants", variant, "--folder", folder]
-            subprocess.run(command, check=True)
+            if subprocess.run(command, check=False).returncode:
+                failed.append(variant)  # the others are measured all the same
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
 
 
 def shapes(arguments: argparse.Namespace) -> list[tuple[int, ...]]:
@@ -78,6 +84,7 @@ def measure(arguments: argparse.Namespace) -> None:
     """All cases of one variant, on one engine."""
     import vllm
 
+    begin = time.perf_counter()
     engine = vllm.LLM(
         model=str(arguments.folder),
         skip_tokenizer_init=True,
@@ -91,7 +98,10 @@ def measure(arguments: argparse.Namespace) -> None:
         enforce_eager=arguments.eager,
         disable_log_stats=True,
     )
+    print(f"{arguments.variants}: engine after {time.perf_counter() - begin:.0f} s", flush=True)
     check_tokens(engine, arguments)
+    Drive(engine, random_prompts(64, min(1000, arguments.decode_context)), 8)  # kernels compile at their first use
+    print(f"{arguments.variants}: tokens are right after {time.perf_counter() - begin:.0f} s", flush=True)
     settings = {
         "preset": arguments.preset,
         "variant": arguments.variants,
@@ -103,7 +113,6 @@ def measure(arguments: argparse.Namespace) -> None:
         "cache_gib": arguments.cache_gib,
         "eager": arguments.eager,
     }
-    rows = []
     for case in arguments.cases.split(","):
         for result in globals()[f"measure_{case}"](engine, arguments):
             empty = {"requests": 0, "tokens_in": 0, "tokens_out": 0}
@@ -115,9 +124,9 @@ def measure(arguments: argparse.Namespace) -> None:
                 "vllm": vllm.__version__,
                 **environment(arguments.commit),
             }
-            print(row, flush=True)
-            rows.append(row)
-    append_rows(arguments.csv, rows)
+            append_rows(arguments.csv, [row])
+            after = f"after {time.perf_counter() - begin:.0f} s"
+            print(f"{arguments.variants}: {case} {result} {after}", flush=True)
 
 
 def random_prompts(count: int, length: int) -> list[list[int]]:
@@ -126,9 +135,10 @@ def random_prompts(count: int, length: int) -> list[list[int]]:
 
 
 class Drive:
-    """Requests run to their end: when each gave its first token, and when each step in which all decoded returned."""
+    """Requests run to their end: when each gave its first token, and when each step in which all decoded returned.
+    `full_steps` > 0: no further than so many of these steps."""
 
-    def __init__(self, engine: Any, prompts: list[list[int]], new: int) -> None:
+    def __init__(self, engine: Any, prompts: list[list[int]], new: int, full_steps: int = 0) -> None:
         from vllm import SamplingParams
 
         core = engine.llm_engine
@@ -145,45 +155,43 @@ class Drive:
                 self.first.setdefault(output.request_id, now - self.begin)
             if len(outputs) == len(prompts) == len(self.first):
                 self.full_steps.append(now)
+            if len(self.full_steps) == full_steps > 0:
+                core.abort_request(list(self.first))
         self.seconds = time.perf_counter() - self.begin
 
 
-def measure_capacity(engine: Any, arguments: argparse.Namespace) -> list[dict]:
+def measure_capacity(engine: Any, arguments: argparse.Namespace) -> Iterator[dict]:
     tokens = engine.llm_engine.vllm_config.cache_config.num_gpu_blocks * arguments.block_size
-    return [{"measure": "cache_tokens", "value": tokens}]
+    yield {"measure": "cache_tokens", "value": tokens}
 
 
-def measure_decode(engine: Any, arguments: argparse.Namespace) -> list[dict]:
+def measure_decode(engine: Any, arguments: argparse.Namespace) -> Iterator[dict]:
     """While the last prompts are read the first requests decode already: all get enough new tokens to be there still
     when the last one is, so contexts are a little longer than asked; both variants' equally."""
-    count, length = arguments.decode_batch, arguments.decode_context
+    count, length, steps = arguments.decode_batch, arguments.decode_context, arguments.steps
     reading = -(-count * length // (arguments.max_num_batched_tokens - count))
-    drive = Drive(engine, random_prompts(count, length), reading + arguments.steps + 16)
-    stamps = drive.full_steps[-arguments.steps - 8 : -8]
-    waits = [1e3 * (b - a) for a, b in pairwise(stamps)]
-    if len(waits) < arguments.steps // 2:
+    drive = Drive(engine, random_prompts(count, length), reading + steps + 32, full_steps=steps + 8)
+    waits = [1e3 * (b - a) for a, b in pairwise(drive.full_steps[8:])]
+    if len(waits) < steps // 2:
         raise RuntimeError(f"only {len(waits)} steps in which all {count} requests decoded; is the cache too small?")
-    shape = {"requests": count, "tokens_in": length, "tokens_out": reading + arguments.steps + 16}
-    return [{"measure": "inter_token_ms", "value": statistics.median(waits), **shape}]
+    shape = {"requests": count, "tokens_in": length, "tokens_out": len(drive.full_steps)}
+    yield {"measure": "inter_token_ms", "value": statistics.median(waits), **shape}
 
 
-def measure_first(engine: Any, arguments: argparse.Namespace) -> list[dict]:
+def measure_first(engine: Any, arguments: argparse.Namespace) -> Iterator[dict]:
     prompts = random_prompts(12, arguments.decode_context)
     times = [1e3 * next(iter(Drive(engine, [prompt], 1).first.values())) for prompt in prompts]
     shape = {"requests": 1, "tokens_in": arguments.decode_context, "tokens_out": 1}
-    return [{"measure": "first_token_ms", "value": statistics.median(times[2:]), **shape}]
+    yield {"measure": "first_token_ms", "value": statistics.median(times[2:]), **shape}
 
 
-def measure_throughput(engine: Any, arguments: argparse.Namespace) -> list[dict]:
-    rows = []
+def measure_throughput(engine: Any, arguments: argparse.Namespace) -> Iterator[dict]:
     for tokens_in, tokens_out in shapes(arguments):
         drive = Drive(engine, random_prompts(arguments.requests, tokens_in), tokens_out)
         shape = {"requests": arguments.requests, "tokens_in": tokens_in, "tokens_out": tokens_out}
         rate = arguments.requests * tokens_out / drive.seconds
-        rows.append({"measure": "output_tokens_per_second", "value": rate, **shape})
-        mean = 1e3 * statistics.mean(drive.first.values())
-        rows.append({"measure": "mean_first_token_ms", "value": mean, **shape})
-    return rows
+        yield {"measure": "output_tokens_per_second", "value": rate, **shape}
+        yield {"measure": "mean_first_token_ms", "value": 1e3 * statistics.mean(drive.first.values()), **shape}
 
 
 @torch.no_grad()

@@ -65,13 +65,72 @@ def test_a_plan_is_refilled_in_place_and_its_workspace_shared(monkeypatch, fp8, 
     assert other.schedule.data_ptr() != plan.schedule.data_ptr()
 
 
-def stand_in(q, k, v, *, max_seqlen_q, cu_seqlens_q, max_seqlen_k, cu_seqlens_k, softmax_scale, causal, fa_version):
+@pytest.mark.parametrize("S", [1, 3])
+def test_a_padded_step_of_a_full_graph(monkeypatch, S):
+    """vLLM pads a decode step to the size of a captured graph: more tokens, and requests of length 0 without tokens.
+    The run must be the captured one, of all tokens with one plan; padding gives zeros."""
+    real, padded = 2, 4
+    layer, builder = layer_with_cache(), StepBuilder.__new__(StepBuilder)
+    builder.layer, builder.plans, builder.expands = layer, {}, True
+    builder.device, builder.reorder_batch_threshold = SimpleNamespace(type="cuda"), S
+    table = torch.zeros(padded, 4, dtype=torch.int32)
+    table[:real] = torch.randperm(11)[:8].reshape(real, 4) + 1
+    seq_lens = torch.tensor([5, 50, 0, 0], dtype=torch.int32)
+    starts = torch.tensor([0, S, 2 * S, 2 * S, 2 * S], dtype=torch.int32)
+    step = SimpleNamespace(
+        query_start_loc=starts,
+        query_start_loc_cpu=starts,
+        seq_lens=seq_lens,
+        block_table_tensor=table,
+        num_reqs=padded,
+        num_actual_tokens=padded * S,
+        max_query_len=S,
+    )
+    (run,) = builder.build(0, step).runs
+    assert run.tokens == slice(0, padded * S)
+    assert run.cu_seqlens_q is None
+    assert run.plan is builder.plans[padded, S]
+    q, nothing = torch.randn(padded * S, H, 32), torch.empty(0)
+    out, wanted = (torch.full((padded * S, H, 32), float("nan")) for _ in range(2))
+    exact = Absorbed(slice(0, real * S), table[:real], seq_lens[:real], None, S, None)
+    exact.attend(layer, q[: real * S], nothing, nothing, layer.kv_cache, wanted[: real * S])
+    wanted[real * S :] = 0
+    triton = functools.partial(ops.paged_attention, impl="triton")
+    monkeypatch.setattr("gva.serve.paths.ops.paged_attention", triton)
+    run.attend(layer, q, nothing, nothing, layer.kv_cache, out)
+    torch.testing.assert_close(out, wanted)
+
+
+def test_a_prompt_that_attends_absorbed_has_no_kernel_of_its_own():
+    """Kernels are compiled for each uniform number of new tokens: a prompt of any length must not count as one."""
+    builder = StepBuilder.__new__(StepBuilder)
+    builder.layer, builder.plans, builder.expands = layer_with_cache(), {}, False
+    builder.device, builder.reorder_batch_threshold = SimpleNamespace(type="cuda"), 1
+    starts = torch.tensor([0, 7], dtype=torch.int32)
+    step = SimpleNamespace(
+        query_start_loc=starts,
+        query_start_loc_cpu=starts,
+        seq_lens=torch.tensor([40], dtype=torch.int32),
+        block_table_tensor=torch.arange(4, dtype=torch.int32)[None],
+        num_reqs=1,
+        num_actual_tokens=7,
+        max_query_len=7,
+    )
+    (run,) = builder.build(0, step).runs
+    assert run.cu_seqlens_q.tolist() == [0, 7]
+    assert run.plan is None
+    assert not builder.plans
+
+
+def stand_in(
+    q, k, v, *, max_seqlen_q, cu_seqlens_q, max_seqlen_k, cu_seqlens_k, softmax_scale, causal, fa_version, out
+):
     """FlashAttention's varlen function: one width, causal to the end of the keys."""
     assert causal
     assert fa_version == 3
     assert k.shape == v.shape == (int(cu_seqlens_k[-1]), *q.shape[1:])
     assert cu_seqlens_q.dtype == cu_seqlens_k.dtype == torch.int32
-    out = torch.empty_like(q)
+    out = torch.empty_like(q) if out is None else out
     bounds = zip(pairwise(cu_seqlens_q.tolist()), pairwise(cu_seqlens_k.tolist()), strict=True)
     for (a, b), (c, d) in bounds:
         assert b - a <= max_seqlen_q
@@ -82,7 +141,8 @@ def stand_in(q, k, v, *, max_seqlen_q, cu_seqlens_q, max_seqlen_k, cu_seqlens_k,
     return out
 
 
-def test_flash_attention_is_given_what_the_plain_path_computes(monkeypatch):
+@pytest.mark.parametrize("key_width", [32, 48])  # additive: keys are wider
+def test_flash_attention_is_given_what_the_plain_path_computes(monkeypatch, key_width):
     from vllm.v1.attention.backends import fa_utils
 
     monkeypatch.setattr(fa_utils, "flash_attn_varlen_func", stand_in, raising=False)
@@ -90,7 +150,7 @@ def test_flash_attention_is_given_what_the_plain_path_computes(monkeypatch):
     starts_q, starts_k = [0, 3, 10], [0, 20, 27]
     on_device = [torch.tensor(x, dtype=torch.int32) for x in (starts_q, starts_k)]
     run = Expanded(slice(0, 10), *on_device, starts_q, starts_k, None)
-    q, k, v = torch.randn(10, H, 48), torch.randn(27, H, 48), torch.randn(27, H, 32)  # additive: keys are wider
+    q, k, v = torch.randn(10, H, key_width), torch.randn(27, H, key_width), torch.randn(27, H, 32)
     outs = [torch.empty(10, H, 32) for _ in range(2)]
     run._flash(q, k, v, 0.2, outs[0])
     run._plain(q, k, v, 0.2, outs[1])

@@ -120,7 +120,8 @@ class StepBuilder(AttentionMetadataBuilder[StepMetadata]):
         """Requests `first` to `last`, whose tokens end at `end`: a padded graph has more than its requests do."""
         tokens, count = slice(starts[first], end), last - first
         longest = max(b - a for a, b in pairwise(starts[first : last + 1]))
-        uniform = tokens.stop - tokens.start == count * longest
+        # Kernels are compiled, and plans kept, for each uniform count: not for each length that a prompt may have.
+        uniform = longest <= self.reorder_batch_threshold and tokens.stop - tokens.start == count * longest
         seq_lens, table = step.seq_lens[first:last], step.block_table_tensor[first:last]
         if self.device.type == "cpu":  # the reference reads whole tables: cut them to what is used
             block = self.kv_cache_spec.block_size

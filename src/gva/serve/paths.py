@@ -85,9 +85,9 @@ class Expanded:
     def _flash(self, q: Tensor, k: Tensor, v: Tensor, scale: float, out: Tensor) -> None:
         from vllm.v1.attention.backends import fa_utils
 
-        width = v.shape[-1]
-        if width != k.shape[-1]:  # kernels want one width; zeros attend to nothing
-            v = torch.nn.functional.pad(v, (0, k.shape[-1] - width))
+        width, padding = v.shape[-1], k.shape[-1] - v.shape[-1]
+        if padding:  # kernels want one width; zeros attend to nothing
+            v = torch.nn.functional.pad(v, (0, padding))
         attended = fa_utils.flash_attn_varlen_func(
             q=q,
             k=k,
@@ -99,8 +99,10 @@ class Expanded:
             softmax_scale=scale,
             causal=True,
             fa_version=fa_utils.get_flash_attn_version(),
+            out=None if padding else out,
         )
-        out.copy_(attended[..., :width])
+        if padding:
+            out.copy_(attended[..., :width])
 
     def _plain(self, q: Tensor, k: Tensor, v: Tensor, scale: float, out: Tensor) -> None:
         """One request after another, for the CPU."""
