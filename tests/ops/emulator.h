@@ -23,7 +23,7 @@ using std::min;
 #define DEVICE inline
 #define __global__
 #define __grid_constant__
-#define __launch_bounds__(n)
+#define __launch_bounds__(...)
 #define SHARED_MEMORY(name) u8* name = block.shared.data()
 
 struct Fiber {

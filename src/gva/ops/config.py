@@ -108,7 +108,9 @@ def choose_triton(
     return Config(tile, groups, rows, queries, warps, stages, per_sm, burst or per_sm)
 
 
-SHARED_BYTES = 200 << 10  # of a multiprocessor's shared memory, for the tiles in flight
+SHARED_BYTES = 212 << 10  # of a multiprocessor's shared memory, for the tiles in flight
+TILE_BYTES = 72 << 10  # at most
+MAX_HOPPER_WARPS = 16
 
 
 def row_bytes(value_dtype: torch.dtype, G: int, d_h: int, d_r: int) -> int:
@@ -118,21 +120,32 @@ def row_bytes(value_dtype: torch.dtype, G: int, d_h: int, d_r: int) -> int:
 
 @functools.lru_cache(maxsize=256)
 def choose_hopper(
-    dtype: torch.dtype, value_dtype: torch.dtype, G: int, R: int, d_h: int, d_r: int, page: int, max_seqlen_q: int
+    dtype: torch.dtype,
+    value_dtype: torch.dtype,
+    G: int,
+    R: int,
+    d_h: int,
+    d_r: int,
+    page: int,
+    max_seqlen_q: int,
+    B: int,
 ) -> Config | None:
     """The same for cuda/decode.cu and tokens in rows, tuned on an H200; None where it has no form for the shape."""
     fp8, row = value_dtype == FP8, row_bytes(value_dtype, G, d_h, d_r)
     size, halves = (1, (torch.bfloat16,)) if fp8 else (2, (torch.bfloat16, torch.float16))
-    if dtype not in halves or d_h % 16 or d_h * size % 32 or d_h > 256 or d_r % 8 or row % 16:
+    if dtype not in halves or d_h % 16 or d_h * size % 32 or d_r % 8 or row % 16 or G > MAX_HOPPER_WARPS:
         return None
     columns = -(-max_seqlen_q * R // 8)
-    if columns * (d_h // 16) > 32 or G > 16:  # registers of a lane for its queries and its output; warps of a program
+    if columns > 2 or columns * d_h > 256:  # the queries and the output of a group are held in registers, by one warp
         return None
+    few = columns > 1 or B == 1  # large tiles cost registers, and leave nothing for other multiprocessors to do
     tile = 16
-    while tile < 64 and page % (2 * tile) == 0 and 2 * tile * row * 3 <= SHARED_BYTES // 2 and columns == 1:
+    while tile < (32 if few else 64) and page % (2 * tile) == 0 and 2 * tile * row <= TILE_BYTES // columns:
         tile *= 2
-    per_sm = max(1, min(16 // (G + 1), SHARED_BYTES // (3 * tile * row)))
-    stages = min(8, SHARED_BYTES // per_sm // (tile * (row + 16)))
+    warps_per_sm = 8 if columns > 1 else 12 if tile == 64 else 16
+    stage = tile * (row + 16)
+    per_sm = 1 if B == 1 else max(1, min(warps_per_sm // G, SHARED_BYTES // (3 * stage)))
+    stages = min(8, SHARED_BYTES // per_sm // stage)
     return Config(tile, G, columns * 8, max_seqlen_q, G, stages, per_sm, per_sm, 1) if stages >= 2 else None
 
 
@@ -146,9 +159,10 @@ def pick(
     in_rows       whether k_rope and scales of a token lie right behind its values
     """
     if impl != "triton":
-        hopper = choose_hopper(dtype, value_dtype, G, R, d_h, d_r, page, max_seqlen_q) if in_rows else None
+        hopper = choose_hopper(dtype, value_dtype, G, R, d_h, d_r, page, max_seqlen_q, B) if in_rows else None
         lacking = missing_hopper(device)
-        wanted = impl == "cuda" or faster_on_hopper(value_dtype, R, max_seqlen_q, B)
+        # One long sequence of wide rows: Triton's programs read single groups, and there are more of them.
+        wanted = impl == "cuda" or B > 1 or row_bytes(value_dtype, G, d_h, d_r) <= 1024
         if hopper is not None and lacking is None and wanted:
             return hopper
         if impl == "cuda":
@@ -159,7 +173,3 @@ def pick(
     return choose_triton(
         dtype, value_dtype, G, R, d_h, page, max_seqlen_q, B, row_stride * value_dtype.itemsize % 128 == 0
     )
-
-
-def faster_on_hopper(value_dtype: torch.dtype, R: int, max_seqlen_q: int, B: int) -> bool:
-    return value_dtype == FP8 or (R * max_seqlen_q <= 8 and B > 1)

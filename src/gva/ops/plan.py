@@ -99,7 +99,8 @@ def plan_decode(
             d_r=d_r,
             page=page,
             max_seqlen_q=max_seqlen_q,
-            B=len(seq_lens),
+            # A fixed split may not depend on the batch, and the tile of a single sequence is another one.
+            B=len(seq_lens) if split_tokens is None else max(2, len(seq_lens)),
             row_stride=row_stride,
             in_rows=row_stride * value_dtype.itemsize == row_bytes(value_dtype, G, d_h, d_r),
         )

@@ -18,8 +18,8 @@
 // The running maximum moves only when a weight would exceed 2^8: then, and at the first tile, the sums are rescaled.
 // With scales a weight is probability * scale, and it is the weight that is bounded.
 //
-// Compiled for one shape: D_H, D_R, G, R, QUERIES per unit, UNIFORM_S (0: ragged), PAGE, TILE, STAGES, GROUPS per warp,
-// FIXED_TILES, HAS_LSE, FP8, HALF (queries are float16, else bfloat16), RUN: the tokens that one copy takes; 16 bytes lie
+// Compiled for one shape and PER_SM blocks per multiprocessor: D_H, D_R, G, R, QUERIES per unit, UNIFORM_S (0: ragged), PAGE, TILE, STAGES, GROUPS per warp,
+// FIXED_TILES, HAS_LSE, FP8, HALF (queries are float16, else bfloat16), RUN: the tokens that one copy takes; PAD bytes lie
 // between runs, so that the rows of a product fall into different banks.
 
 constexpr int ELEMENT = FP8 ? 1 : 2;
@@ -37,8 +37,8 @@ constexpr int VALUE_BYTES = G * D_H * ELEMENT;
 constexpr int ROPE_BYTES = 2 * D_R;
 constexpr int SCALES_AT = VALUE_BYTES + ROPE_BYTES;
 constexpr int TOKEN_BYTES = (SCALES_AT + (FP8 ? 4 * G : 0) + 15) / 16 * 16;
-DEVICE constexpr int place_of(int token) { return token * TOKEN_BYTES + token / RUN * 16; }  // in a stage
-constexpr int STAGE_BYTES = place_of(TILE), BLOCK_BYTES = 16 * TOKEN_BYTES + 16 / RUN * 16;
+DEVICE constexpr int place_of(int token) { return token * TOKEN_BYTES + token / RUN * PAD; }  // in a stage
+constexpr int STAGE_BYTES = (place_of(TILE) + 127) / 128 * 128, BLOCK_BYTES = 16 * TOKEN_BYTES + 16 / RUN * PAD;
 constexpr bool IN_PAGE = PAGE % TILE == 0;  // a tile lies inside a page
 
 constexpr int HEADER = 4, ENTRY = 4;  // of the schedule
@@ -130,8 +130,9 @@ struct Fetch {
         const u8* row = a.rows + page * a.page_bytes + (tile * TILE + (IN_PAGE ? 0 : lane)) % PAGE * a.token_bytes;
         if (!IN_PAGE) {
             if (lane < count) bulk_copy(stage + place_of(lane), row, TOKEN_BYTES, full);
+        } else if (lane == 0 && RUN == TILE) {
+            bulk_copy(stage, row, count * TOKEN_BYTES, full);
         } else if (lane == 0) {
-#pragma unroll 8
             for (int i = 0; i < count; i += RUN, row += RUN * a.token_bytes)
                 bulk_copy(stage + place_of(i), row, min(count - i, RUN) * TOKEN_BYTES, full);
         }
@@ -220,6 +221,7 @@ struct Groups {
     DEVICE void read(const u8* stage, const Unit& u, int tile, int first_group, int lane) {
         int g = lane / 4, t = lane % 4;
         const u8* mine = stage + place_of(lane % 16) + lane / 16 * 16;
+        const u8* scales_of_token = stage + place_of(g) + SCALES_AT;
         u32 keys[BLOCKS][ROPE_STEPS][4];
 #pragma unroll
         for (int block = 0; block < BLOCKS; ++block)
@@ -259,8 +261,8 @@ struct Groups {
             for (int block = 0; block < BLOCKS; ++block) {
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
-                    const float* token = (const float*)(stage + place_of(block * 16 + g + 8 * i) + SCALES_AT);
-                    scales[group][block][i] = FP8 ? token[first_group + group] : 1.0f;
+                    const float* its = (const float*)(scales_of_token + block * BLOCK_BYTES + i * place_of(8));
+                    scales[group][block][i] = FP8 ? its[first_group + group] : 1.0f;
                 }
 #pragma unroll
                 for (int column = 0; column < COLUMNS; ++column) {
@@ -426,7 +428,7 @@ struct Groups {
     }
 };
 
-extern "C" __global__ void __launch_bounds__((WARPS + 1) * 32) read_rows(const __grid_constant__ Arguments a) {
+extern "C" __global__ void __launch_bounds__((WARPS + 1) * 32, PER_SM) read_rows(const __grid_constant__ Arguments a) {
     SHARED_MEMORY(shared);  // STAGES tiles, then the barriers of the ring
     u64* full = (u64*)(shared + STAGES * STAGE_BYTES);
     u64* empty = full + STAGES;

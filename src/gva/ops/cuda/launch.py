@@ -39,6 +39,16 @@ def misfit(value_pages: torch.Tensor, rope_pages: torch.Tensor, value_scales: to
     return None
 
 
+def copies(tile: int, row: int) -> tuple[int, int]:
+    """Tokens that one copy takes, and the bytes left free after them.
+
+    The 8 rows of a product should begin in different banks of 16 bytes, of which there are 8. Two rows in one bank do
+    not slow the kernel down. Many copies do, and copies to places that are not a multiple of 32 bytes.
+    """
+    in_one_bank = math.gcd(row // 16, 8)
+    return {1: (tile, 0), 2: (tile, 0), 4: (4, 32), 8: (1, 16)}[in_one_bank]
+
+
 def read(
     config: Config,
     schedule: torch.Tensor,
@@ -67,11 +77,9 @@ def read(
     size, (_, page, G, d_h) = value_pages.element_size(), value_pages.shape
     H, d_r = q_absorbed.shape[1], q_rope.shape[2]
     row = row_bytes(value_pages.dtype, G, d_h, d_r)
-    # In shared memory the 8 rows of a product should begin in different banks, of which a row steps over row // 16.
-    run = 8 // math.gcd(row // 16, 8)
-    run = config.tile if run == 8 else run
+    run, pad = copies(config.tile, row)
     if page % config.tile or value_pages.stride(1) * size != row:
-        run = 1
+        run, pad = 1, 16
     defines = {
         "D_H": d_h,
         "D_R": d_r,
@@ -87,7 +95,9 @@ def read(
         "HAS_LSE": int(lse is not None),
         "FP8": int(value_pages.dtype == FP8),
         "HALF": int(q_absorbed.dtype == torch.float16),
+        "PER_SM": config.per_sm,
         "RUN": run,
+        "PAD": pad,
     }
     arguments = compile.Arguments(
         q_absorbed.data_ptr(),
@@ -117,6 +127,6 @@ def read(
         arguments,
         (shares, units if split_tiles else 1),
         32 * (config.warps + 1),
-        config.stages * (config.tile * row + config.tile // run * 16 + BARRIER_BYTES),
+        config.stages * (-(-(config.tile * row + config.tile // run * pad) // 128) * 128 + BARRIER_BYTES),
         q_absorbed.device,
     )
