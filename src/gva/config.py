@@ -128,6 +128,8 @@ class GvaConfig(PreTrainedConfig):
     """
 
     model_type = "gva"
+    # By these names others look for them: vLLM plans FlashAttention's work with the number of key heads.
+    attribute_map = {"num_key_value_heads": "num_value_groups", "head_dim": "value_head_dim"}  # noqa: RUF012
     keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012 - the base class declares the type
 
     vocab_size: int = 50304

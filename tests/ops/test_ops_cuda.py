@@ -67,7 +67,7 @@ def run(case, *, tile=16, warps=1, stages=3, per_sm=1, uniform=False, **options)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
-@pytest.mark.parametrize(("tile", "page"), [(16, 16), (32, 16), (64, 64)])
+@pytest.mark.parametrize(("tile", "page"), [(16, 16), (32, 16), (64, 64), (64, 16)])
 def test_dtypes_and_tiles(dtype, tile, page):
     case = make_case([37, 0, 130, 1, 64], dtype=dtype, page=page, device=DEVICE)
     assert_close(*run(case, tile=tile), case)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 
 import torch
@@ -118,6 +119,19 @@ def row_bytes(value_dtype: torch.dtype, G: int, d_h: int, d_r: int) -> int:
     return packed_row_bytes(G, d_h, d_r) if value_dtype == FP8 else (G * d_h + d_r) * value_dtype.itemsize
 
 
+def copies(tile: int, row: int, page: int) -> tuple[int, int]:
+    """Tokens of one page that one copy takes, and the bytes left free after them in shared memory.
+
+    There the 8 rows of a product should begin in different banks of 16 bytes, of which there are 8. Two rows in one
+    bank do not slow the kernel down. Many copies do, and copies to places that are not a multiple of 32 bytes.
+    """
+    in_one_bank = math.gcd(row // 16, 8)
+    if in_one_bank <= 2:
+        return math.gcd(tile, page), 0
+    run = math.gcd(4, page) if in_one_bank == 4 else 1
+    return run, 32 if run > 1 else 16
+
+
 @functools.lru_cache(maxsize=256)
 def choose_hopper(
     dtype: torch.dtype,
@@ -140,9 +154,11 @@ def choose_hopper(
         return None
     few = columns > 1 or B == 1  # large tiles cost registers, and leave nothing for other multiprocessors to do
     tile = 16
-    while tile < (32 if few else 64) and page % (2 * tile) == 0 and 2 * tile * row <= TILE_BYTES // columns:
+    while tile < (32 if few else 64) and 2 * tile * row <= TILE_BYTES // columns:
+        if 2 * tile // copies(2 * tile, row, page)[0] > 32:  # one by each lane
+            break
         tile *= 2
-    warps_per_sm = 8 if columns > 1 else 12 if tile == 64 else 16
+    warps_per_sm = 8 if columns > 1 or tile == 64 else 16
     stage = tile * (row + 16)
     per_sm = 1 if B == 1 else max(1, min(warps_per_sm // G, SHARED_BYTES // (3 * stage)))
     stages = min(8, SHARED_BYTES // per_sm // stage)

@@ -19,8 +19,8 @@
 // With scales a weight is probability * scale, and it is the weight that is bounded.
 //
 // Compiled for one shape and PER_SM blocks per multiprocessor: D_H, D_R, G, R, QUERIES per unit, UNIFORM_S (0: ragged), PAGE, TILE, STAGES, GROUPS per warp,
-// FIXED_TILES, HAS_LSE, FP8, HALF (queries are float16, else bfloat16), RUN: the tokens that one copy takes; PAD bytes lie
-// between runs, so that the rows of a product fall into different banks.
+// FIXED_TILES, HAS_LSE, FP8, HALF (queries are float16, else bfloat16), RUN: the tokens of one page that one copy takes; PAD
+// bytes lie between runs, so that the rows of a product fall into different banks.
 
 constexpr int ELEMENT = FP8 ? 1 : 2;
 constexpr int WARPS = G / GROUPS;
@@ -39,7 +39,6 @@ constexpr int SCALES_AT = VALUE_BYTES + ROPE_BYTES;
 constexpr int TOKEN_BYTES = (SCALES_AT + (FP8 ? 4 * G : 0) + 15) / 16 * 16;
 DEVICE constexpr int place_of(int token) { return token * TOKEN_BYTES + token / RUN * PAD; }  // in a stage
 constexpr int STAGE_BYTES = (place_of(TILE) + 127) / 128 * 128, BLOCK_BYTES = 16 * TOKEN_BYTES + 16 / RUN * PAD;
-constexpr bool IN_PAGE = PAGE % TILE == 0;  // a tile lies inside a page
 
 constexpr int HEADER = 4, ENTRY = 4;  // of the schedule
 constexpr float HIGHEST_WEIGHT = 256.0f;
@@ -47,9 +46,9 @@ constexpr float LOG2_SCALE_RANGE = 60.0f;
 constexpr float LN2 = 0.6931471805599453f;
 #define NOTHING bits_to_float(0xFF800000u)  // minus infinity
 
-static_assert(G % GROUPS == 0 && TILE % 16 == 0 && (TILE <= 32 || IN_PAGE) && D_H % 16 == 0 && SLABS * 32 == D_H * ELEMENT);
+static_assert(G % GROUPS == 0 && TILE % 16 == 0 && D_H % 16 == 0 && SLABS * 32 == D_H * ELEMENT);
 static_assert(D_R % 8 == 0 && ROPE_BYTES % 16 == 0 && TOKEN_BYTES % 16 == 0 && !(FP8 && HALF));
-static_assert(TILE % RUN == 0 && (IN_PAGE || RUN == 1));
+static_assert(TILE % RUN == 0 && PAGE % RUN == 0 && TILE / RUN <= 32);
 
 struct Arguments {
     const u16* q_absorbed;
@@ -97,7 +96,7 @@ struct Fetch {
     int unit, tile, left, end;  // `end` of the tiles to fetch of this unit
     int last;                   // positions of the unit's sequence from here on are not read
     const int* table;
-    int page;  // of the tile, or of this lane's token; looked up one tile before it is needed
+    int page;  // of this lane's run of tokens; looked up one tile before it is needed
 
     DEVICE void enter(const Arguments& a, int lane, int seq_len) {
         while (true) {
@@ -113,8 +112,8 @@ struct Fetch {
         }
     }
     DEVICE void look_up(int lane) {
-        int position = tile * TILE + (IN_PAGE ? 0 : lane % TILE);
-        page = position < last ? table[position / PAGE] : 0;
+        int position = tile * TILE + lane * RUN;
+        page = lane < TILE / RUN && position < last ? table[position / PAGE] : 0;
     }
     DEVICE void advance(const Arguments& a, int lane) {
         --left;
@@ -124,18 +123,11 @@ struct Fetch {
         if (left > 0) enter(a, lane, a.seq_lens[unit / a.blocks_per_seq]);
     }
     DEVICE void issue(const Arguments& a, int lane, u8* stage, u64* full) {
-        int count = min(last - tile * TILE, TILE);
+        int count = min(last - tile * TILE, TILE), first = lane * RUN;
         if (lane == 0) barrier_expect(full, count * TOKEN_BYTES);
         warp_together();
-        const u8* row = a.rows + page * a.page_bytes + (tile * TILE + (IN_PAGE ? 0 : lane)) % PAGE * a.token_bytes;
-        if (!IN_PAGE) {
-            if (lane < count) bulk_copy(stage + place_of(lane), row, TOKEN_BYTES, full);
-        } else if (lane == 0 && RUN == TILE) {
-            bulk_copy(stage, row, count * TOKEN_BYTES, full);
-        } else if (lane == 0) {
-            for (int i = 0; i < count; i += RUN, row += RUN * a.token_bytes)
-                bulk_copy(stage + place_of(i), row, min(count - i, RUN) * TOKEN_BYTES, full);
-        }
+        const u8* row = a.rows + page * a.page_bytes + (tile * TILE + first) % PAGE * a.token_bytes;
+        if (first < count) bulk_copy(stage + place_of(first), row, min(count - first, RUN) * TOKEN_BYTES, full);
     }
 };
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from ..backend import FP8
-from ..config import Config, row_bytes
+from ..config import Config, copies, row_bytes
 from . import compile
 
 BARRIER_BYTES = 16  # two barriers per stage
@@ -39,16 +37,6 @@ def misfit(value_pages: torch.Tensor, rope_pages: torch.Tensor, value_scales: to
     return None
 
 
-def copies(tile: int, row: int) -> tuple[int, int]:
-    """Tokens that one copy takes, and the bytes left free after them.
-
-    The 8 rows of a product should begin in different banks of 16 bytes, of which there are 8. Two rows in one bank do
-    not slow the kernel down. Many copies do, and copies to places that are not a multiple of 32 bytes.
-    """
-    in_one_bank = math.gcd(row // 16, 8)
-    return {1: (tile, 0), 2: (tile, 0), 4: (4, 32), 8: (1, 16)}[in_one_bank]
-
-
 def read(
     config: Config,
     schedule: torch.Tensor,
@@ -77,9 +65,7 @@ def read(
     size, (_, page, G, d_h) = value_pages.element_size(), value_pages.shape
     H, d_r = q_absorbed.shape[1], q_rope.shape[2]
     row = row_bytes(value_pages.dtype, G, d_h, d_r)
-    run, pad = copies(config.tile, row)
-    if page % config.tile or value_pages.stride(1) * size != row:
-        run, pad = 1, 16
+    run, pad = copies(config.tile, row, page) if value_pages.stride(1) * size == row else (1, 16)
     defines = {
         "D_H": d_h,
         "D_R": d_r,
