@@ -12,9 +12,9 @@ byte ratio.
 from __future__ import annotations
 
 import argparse
-import functools
 import pathlib
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache, partial
 
 import torch
 from timing import Timing, append_rows, environment, rotation, time_calls
@@ -233,7 +233,7 @@ def gva(shape: Shape) -> tuple[Timing, Timing, float, int]:
     return timing, planning, max(errors), inputs.cached * shape.row_bytes
 
 
-@functools.cache
+@cache
 def gqa(shape: Shape) -> dict[str, float]:
     """Microseconds of FlashAttention-3 on the matched GQA, per way of calling it. Once for all layouts of ours."""
     inputs = Inputs.make(shape, shape.gqa_row_bytes)
@@ -265,7 +265,7 @@ def gqa(shape: Shape) -> dict[str, float]:
         if form == "contiguous":
             whole = (k.view(-1, B, shape.T, G, d_h), v.view(-1, B, shape.T, G, d_h))
             calls = [
-                functools.partial(fa3.attend, q, keys, values, inputs.lens, scheduler=metadata, **common)
+                partial(fa3.attend, q, keys, values, inputs.lens, scheduler=metadata, **common)
                 for keys, values in zip(*whole, strict=True)
             ]
             first = torch.arange(B * shape.T // page, device="cuda").view(B, -1)[0].long()
