@@ -1,6 +1,7 @@
 """The CUDA kernel: on a Hopper GPU as it is, elsewhere compiled for the CPU, emulator.h in the place of device.cuh."""
 
 import ctypes
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -153,3 +154,51 @@ def test_a_layout_that_the_copy_engine_cannot_read_is_refused():
     case = make_any_case([33], layout="separate", **SMALL, device=DEVICE)
     with pytest.raises(ValueError, match="in one row"):
         run(case)
+
+
+TUNED = {
+    "bf16": {},
+    "bf16, one sequence": {"lens": [40]},
+    "bf16, pages of 16": {"page": 16},
+    "bf16, 4 queries": {"queries": 4},
+    "bf16, wide": {"G": 8, "d_h": 128},
+    "fp8": {"fp8": True},
+    "fp8, wide": {"fp8": True, "G": 8, "d_h": 128},
+    "fp8, wide, 4 queries": {"fp8": True, "G": 8, "d_h": 128, "queries": 4},
+}
+
+
+@pytest.mark.skipif(HOPPER or not shutil.which("nvcc"), reason="no nvcc, or a GPU that compiles for itself")
+@pytest.mark.parametrize("options", TUNED.values(), ids=TUNED)
+def test_what_is_chosen_compiles(options, monkeypatch, record_property, tmp_path):
+    """As a GPU would be given it; what the machine code needs is recorded and bounded."""
+    options = {"lens": [40, 70], "page": 64, **options}
+    case = make_case(options.pop("lens"), **options)
+    asked = {}
+    monkeypatch.setattr(compile, "launch", lambda *call: asked.update(defines=call[0], shared=call[4]))
+    monkeypatch.setattr("gva.ops.config.missing_hopper", lambda device: None)
+    ops.paged_attention(
+        *case.args[:6], None, case.max_seqlen_q, case.scale, value_scales=case.value_scales, impl="cuda"
+    )
+    source = tmp_path / "decode.cu"
+    source.write_text(compile.source())
+    defines = [f"-D{key}={value}" for key, value in asked["defines"]]
+    command = [
+        "nvcc",
+        "-arch=sm_90",
+        "-std=c++17",
+        "-cubin",
+        "-Xptxas",
+        "-v",
+        *defines,
+        source,
+        "-o",
+        tmp_path / "cubin",
+    ]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    registers, spilled = (
+        int(re.search(what, told)[1]) for what in (r"Used (\d+) registers", r"(\d+) bytes spill loads")
+    )
+    record_property("decode.cu", {"registers": registers, "spilled": spilled, "shared": asked["shared"]})
+    assert spilled <= 512, told
+    assert asked["shared"] * dict(asked["defines"])["PER_SM"] <= 227 << 10
