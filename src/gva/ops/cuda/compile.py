@@ -100,13 +100,12 @@ def compile_source(defines: tuple[tuple[str, int], ...], arch: str = "sm_90") ->
 
 @functools.cache
 def load(defines: tuple[tuple[str, int], ...], shared_bytes: int, device: torch.device) -> ctypes.c_void_p:
-    """The kernel of one shape on one device."""
+    """The kernel of one shape on `device`, the current one."""
     cuda, module, function = driver(), ctypes.c_void_p(), ctypes.c_void_p()
     code = compile_source(defines)
-    with torch.cuda.device(device):
-        _check(cuda.cuModuleLoadData(ctypes.byref(module), code), "cuModuleLoadData")
-        _check(cuda.cuModuleGetFunction(ctypes.byref(function), module, KERNEL), "cuModuleGetFunction")
-        _check(cuda.cuFuncSetAttribute(function, MAX_DYNAMIC_SHARED_SIZE, shared_bytes), "cuFuncSetAttribute")
+    _check(cuda.cuModuleLoadData(ctypes.byref(module), code), "cuModuleLoadData")
+    _check(cuda.cuModuleGetFunction(ctypes.byref(function), module, KERNEL), "cuModuleGetFunction")
+    _check(cuda.cuFuncSetAttribute(function, MAX_DYNAMIC_SHARED_SIZE, shared_bytes), "cuFuncSetAttribute")
     return function
 
 
@@ -119,9 +118,10 @@ def launch(
     device: torch.device,
 ) -> None:
     """On the current stream of `device`; may begin while the launch before it ends, for which the kernel waits."""
-    function = load(defines, shared_bytes, device)
     config = _LaunchConfig(
         (*grid, 1), (threads, 1, 1), shared_bytes, torch.cuda.current_stream(device).cuda_stream,
         ctypes.pointer(_OVERLAP), 1)  # fmt: skip
     parameters = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
-    _check(driver().cuLaunchKernelEx(ctypes.byref(config), function, parameters, None), "cuLaunchKernelEx")
+    with torch.cuda.device(device):
+        function = load(defines, shared_bytes, device)
+        _check(driver().cuLaunchKernelEx(ctypes.byref(config), function, parameters, None), "cuLaunchKernelEx")
