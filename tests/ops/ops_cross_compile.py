@@ -81,7 +81,7 @@ def families():
     }
     plan = {"UNIFORM_S": 1, "QUERIES": 1, "TILE": 64, "UNITS": 64, "SHARES": 32}
     keys = {"R": R, "H": G * R, "D_H": D_H, "D_N": D_H - D_R, "D_R": D_R, "BLOCK_D": 64, "BLOCK_K": 64, "TILE": 64}
-    keys |= {"PRECISION": None, "WIDEN": False}
+    keys |= {"PAGE": 0, "PRECISION": None, "WIDEN": False}
     new = {"G": G, "D_H": D_H, "D_R": D_R, "PAGE": PAGE, "BLOCK_G": 4, "BLOCK_D": 64, "BLOCK_R": 8, "ROTATE": True}
     return {
         "decode": decode_constants(),
@@ -94,6 +94,7 @@ def families():
         "plan": (decode.plan_kernel, plan, 4, 3, torch.bfloat16, False),
         "append": (append.append_kernel, {**new, "QUANTISE": False}, 4, 3, torch.bfloat16, False),
         "expand": (expand.expand_kernel, keys, 4, 3, torch.bfloat16, False),
+        "expand pages": (expand.expand_kernel, {**keys, "PAGE": PAGE}, 4, 3, torch.bfloat16, False),
         "loss": (loss.cross_entropy_kernel, {"BLOCK": 8192}, 16, 3, torch.bfloat16, False),
         "append fp8": (append.append_kernel, {**new, "QUANTISE": True}, 4, 3, torch.bfloat16, True),
     }

@@ -5,6 +5,7 @@ import torch
 from ops_cases import needs_triton
 
 from gva import ops
+from gva.ops.expand import expand_tokens
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [needs_triton, *([pytest.mark.gpu] if DEVICE == "cuda" else [])]
@@ -33,6 +34,20 @@ def test_matches_float64(B, T, G, R, d_h, d_n, d_r, dtype):
     assert torch.equal(keys[..., d_n:], eager[..., d_n:])
     bound = 2 * (eager.double() - exact).abs().max() + 2 * torch.finfo(dtype).eps * exact.abs().max()
     assert (keys.double() - exact).abs().max() <= bound
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_tokens_in_pages(dtype):
+    """At slots, in any order and with gaps between pages, as if they lay one after another."""
+    values, k_rope, maps = draw(7, 16, 2, 3, 32, 16, 16, dtype)  # seven pages of 16 tokens
+    values, k_rope = values[::2], k_rope[::2]
+    slots = torch.randperm(4 * 16, generator=torch.Generator().manual_seed(0))[:33].to(DEVICE)
+    got = expand_tokens(values, k_rope, maps, slots, impl="triton")
+    read = expand_tokens(values, k_rope, maps, slots, impl="reference")
+    wanted = expand_tokens(values.flatten(0, 1)[slots], k_rope.flatten(0, 1)[slots], maps, impl="triton")
+    for ours, reference, in_order in zip(got, read, wanted, strict=True):
+        assert torch.equal(ours, in_order)
+        torch.testing.assert_close(ours, reference)
 
 
 def test_no_tokens():

@@ -1,7 +1,6 @@
 """The parts of a step that only a GPU takes, as far as a CPU can try them: plans in Triton's interpreter, and the call
 into FlashAttention with a stand-in of the same arguments."""
 
-import functools
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -10,54 +9,48 @@ import pytest
 pytest.importorskip("vllm", reason="needs vLLM: make test-serve")
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from gva import ops
-from gva.serve.backend import StepBuilder, slots_of
+from gva.serve import attention, paths, rows
+from gva.serve.attention import GroupedValueAttention
+from gva.serve.backend import GvaImpl, StepBuilder, StepMetadata, slots_of
 from gva.serve.paths import Absorbed, Expanded
 from gva.serve.rows import Row
 
 H, BLOCK = 4, 16
 
 
-def layer_with_cache(fp8=False, pages=12):
-    """A stand-in for an attention layer, whose cache holds noise in the shape that vLLM hands out."""
-    row = Row(groups=2, width=32, rope_dim=16, dtype=torch.float32, fp8=fp8)
-    cache = torch.zeros(pages, 1, BLOCK, row.size, dtype=row.storage_dtype)
-    tokens = pages * BLOCK
-    row.write(cache, torch.randn(tokens, 64), torch.randn(tokens, 16), torch.arange(tokens))
-    maps = torch.randn(H, 16, 32) / 4
-    return SimpleNamespace(
-        row=row,
-        kv_cache=cache,
-        num_heads=H,
-        scale=32**-0.5,
-        attends_in_place=True,
-        absorb=lambda q: (torch.einsum("thn,hnd->thd", q[..., :16], maps), q[..., 16:]),
-        expand=lambda state, k_rope: tuple(x[0] for x in ops.expand(state[None], k_rope[None], maps)),
-    )
+class Layer(GroupedValueAttention):
+    """An attention layer outside a model, whose cache holds noise in the shape that vLLM hands out."""
+
+    def __init__(self, fp8=False, pages=12):
+        torch.nn.Module.__init__(self)
+        self.row = Row(groups=2, width=32, rope_dim=16, dtype=torch.float32, fp8=fp8)
+        self.num_heads, self.content_dim, self.scale = H, 16, 32**-0.5
+        self.key_map = SimpleNamespace(weight=torch.randn(H, 16, 32) / 4)
+        tokens = pages * BLOCK
+        self.kv_cache = torch.zeros(pages, 1, BLOCK, self.row.size, dtype=self.row.storage_dtype)
+        self.row.write(self.pages, torch.randn(tokens, 64), torch.randn(tokens, 16), torch.arange(tokens))
 
 
 @pytest.mark.parametrize("fp8", [False, True])
 @pytest.mark.parametrize("S", [1, 3])
-def test_a_plan_is_refilled_in_place_and_its_workspace_shared(monkeypatch, fp8, S):
-    layer = layer_with_cache(fp8)
+def test_a_plan_is_refilled_in_place_and_its_workspace_shared(fp8, S):
+    layer = Layer(fp8)
     builder = StepBuilder.__new__(StepBuilder)
     builder.layer, builder.plans = layer, {}
     table = torch.randperm(12)[:8].reshape(2, 4).int()
-    triton = functools.partial(ops.paged_attention, impl="triton")
     buffers = set()
     for lengths in ([5, 50], [64, 3], [33, 0]):  # as a captured graph sees them: other lengths, the same buffers
         seq_lens = torch.tensor(lengths, dtype=torch.int32)
         plan = builder.plan(seq_lens, S)
         buffers.add((plan.schedule.data_ptr(), plan.part_out.data_ptr(), plan.part_lse.data_ptr()))
         q, outs = torch.randn(2 * S, H, 32), []
-        for planned, attention in ((plan, triton), (None, ops.paged_attention)):
-            monkeypatch.setattr("gva.serve.paths.ops.paged_attention", attention)
+        for planned in (plan, None):
             out = torch.full((2 * S, H, 32), float("nan"))
             run = Absorbed(slice(0, 2 * S), table, seq_lens, None, S, planned)
-            run.attend(layer, q, torch.empty(0), torch.empty(0), layer.kv_cache, out)
+            run.attend(layer, q, torch.empty(0), torch.empty(0), out)
             outs.append(out)
-        monkeypatch.undo()
         torch.testing.assert_close(outs[0], outs[1])
     assert len(buffers) == 1
     other = builder.plan(torch.tensor([5, 6, 7], dtype=torch.int32), S)
@@ -66,11 +59,11 @@ def test_a_plan_is_refilled_in_place_and_its_workspace_shared(monkeypatch, fp8, 
 
 
 @pytest.mark.parametrize("S", [1, 3])
-def test_a_padded_step_of_a_full_graph(monkeypatch, S):
+def test_a_padded_step_of_a_full_graph(S):
     """vLLM pads a decode step to the size of a captured graph: more tokens, and requests of length 0 without tokens.
     The run must be the captured one, of all tokens with one plan; padding gives zeros."""
     real, padded = 2, 4
-    layer, builder = layer_with_cache(), StepBuilder.__new__(StepBuilder)
+    layer, builder = Layer(), StepBuilder.__new__(StepBuilder)
     builder.layer, builder.plans, builder.expands = layer, {}, True
     builder.device, builder.reorder_batch_threshold = SimpleNamespace(type="cuda"), S
     table = torch.zeros(padded, 4, dtype=torch.int32)
@@ -93,18 +86,16 @@ def test_a_padded_step_of_a_full_graph(monkeypatch, S):
     q, nothing = torch.randn(padded * S, H, 32), torch.empty(0)
     out, wanted = (torch.full((padded * S, H, 32), float("nan")) for _ in range(2))
     exact = Absorbed(slice(0, real * S), table[:real], seq_lens[:real], None, S, None)
-    exact.attend(layer, q[: real * S], nothing, nothing, layer.kv_cache, wanted[: real * S])
+    exact.attend(layer, q[: real * S], nothing, nothing, wanted[: real * S])
     wanted[real * S :] = 0
-    triton = functools.partial(ops.paged_attention, impl="triton")
-    monkeypatch.setattr("gva.serve.paths.ops.paged_attention", triton)
-    run.attend(layer, q, nothing, nothing, layer.kv_cache, out)
+    run.attend(layer, q, nothing, nothing, out)
     torch.testing.assert_close(out, wanted)
 
 
 def test_a_prompt_that_attends_absorbed_has_no_kernel_of_its_own():
     """Kernels are compiled for each uniform number of new tokens: a prompt of any length must not count as one."""
     builder = StepBuilder.__new__(StepBuilder)
-    builder.layer, builder.plans, builder.expands = layer_with_cache(), {}, False
+    builder.layer, builder.plans, builder.expands = Layer(), {}, False
     builder.device, builder.reorder_batch_threshold = SimpleNamespace(type="cuda"), 1
     starts = torch.tensor([0, 7], dtype=torch.int32)
     step = SimpleNamespace(
@@ -143,10 +134,7 @@ def stand_in(
 
 @pytest.mark.parametrize("key_width", [32, 48])  # additive: keys are wider
 def test_flash_attention_is_given_what_the_plain_path_computes(monkeypatch, key_width):
-    from vllm.v1.attention.backends import fa_utils
-
-    monkeypatch.setattr(fa_utils, "flash_attn_varlen_func", stand_in, raising=False)
-    monkeypatch.setattr(fa_utils, "get_flash_attn_version", lambda *args, **kwargs: 3)
+    monkeypatch.setattr(paths, "flash", lambda: (stand_in, 3))
     starts_q, starts_k = [0, 3, 10], [0, 20, 27]
     on_device = [torch.tensor(x, dtype=torch.int32) for x in (starts_q, starts_k)]
     run = Expanded(slice(0, 10), *on_device, starts_q, starts_k, None)
@@ -160,7 +148,7 @@ def test_flash_attention_is_given_what_the_plain_path_computes(monkeypatch, key_
 @pytest.mark.parametrize("fp8", [False, True])
 def test_expanded_reads_what_absorbed_reads(fp8):
     """A piece of a prompt whose earlier tokens are cached: both ways see the same rows."""
-    layer = layer_with_cache(fp8)
+    layer = Layer(fp8)
     table = torch.randperm(12)[:8].reshape(2, 4).int()
     lengths, starts_q, starts_k = torch.tensor([40, 21], dtype=torch.int32), [0, 5, 9], [0, 40, 61]
     cu_q, cu_k = (torch.tensor(x, dtype=torch.int32) for x in (starts_q, starts_k))
@@ -173,5 +161,42 @@ def test_expanded_reads_what_absorbed_reads(fp8):
         Absorbed(slice(0, 9), table, lengths, cu_q, 5, None),
     )
     for run, out in zip(runs, outs, strict=True):
-        run.attend(layer, q, nothing, nothing, layer.kv_cache, out)
+        run.attend(layer, q, nothing, nothing, out)
     torch.testing.assert_close(*outs)
+
+
+class Recorded(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        self.names.append(str(op))
+        return op(*args, **(kwargs or {}))
+
+
+def test_a_layer_of_a_mixed_step_asks_little_of_the_host(monkeypatch):
+    """Steps with prompts run outside CUDA graphs: every torch op beside the kernels, which are left out here, is time
+    in which the GPU may wait."""
+    layer, kernels = Layer(), []
+    monkeypatch.setattr(paths, "flash", lambda: (lambda **arguments: kernels.append("flash"), 3))
+    monkeypatch.setattr(Expanded, "_plain", Expanded._flash)
+    monkeypatch.setattr(rows.library, "append", lambda *arguments: kernels.append("append"))
+    expanded = torch.empty(27, H, 32), torch.empty(27, H, 32)
+    monkeypatch.setattr(attention, "expand_tokens", lambda *arguments: (kernels.append("expand"), expanded)[1])
+    plan = SimpleNamespace(attend=lambda *arguments: kernels.append("decode"))
+    table, lengths = torch.zeros(2, 4, dtype=torch.int32), torch.tensor([30, 40], dtype=torch.int32)
+    starts_q, starts_k = [0, 3, 10], [0, 20, 27]
+    cu_q, cu_k = (torch.tensor(x, dtype=torch.int32) for x in (starts_q, starts_k))
+    decodes = Absorbed(slice(0, 2), table, lengths, None, 1, plan)
+    prompts = Expanded(slice(2, 12), cu_q, cu_k, starts_q, starts_k, slots_of(table, cu_k, 27, BLOCK))
+    impl, step = GvaImpl(H, 32, layer.scale), StepMetadata([decodes, prompts])
+    q, k_rope, state, out = (torch.randn(12, width) for width in (H * 32, 16, 64, H * 32))
+    slots = torch.arange(12)
+    with Recorded() as recorded:
+        impl.do_kv_cache_update(layer, k_rope, state, layer.kv_cache, slots)
+        impl.forward(layer, q, k_rope, state, layer.kv_cache, step, out)
+    assert kernels == ["append", "decode", "expand", "flash"]
+    computing = [name for name in recorded.names if name.split(".")[1] not in ("view", "slice", "transpose")]
+    assert computing == ["aten.bmm.default"]
+    assert len(recorded.names) <= 12

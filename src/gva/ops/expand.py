@@ -26,20 +26,36 @@ def expand(values: Tensor, k_rope: Tensor, maps: Tensor, *, impl: str | None = N
     return torch.ops.gva.expand(values, k_rope, maps, impl or "")
 
 
-def reference(values: Tensor, k_rope: Tensor, maps: Tensor) -> tuple[Tensor, Tensor]:
-    B, T, G, _ = values.shape
-    H = maps.shape[0]
-    k_nope = torch.einsum("btgd,grnd->btgrn", values, maps.unflatten(0, (G, -1))).flatten(2, 3)
-    keys = torch.cat((k_nope, k_rope[:, :, None].expand(B, T, H, -1)), dim=-1)
-    return keys, values.repeat_interleave(H // G, dim=2)
+def expand_tokens(
+    values: Tensor, k_rope: Tensor, maps: Tensor, slots: Tensor | None = None, impl: str | None = None
+) -> tuple[Tensor, Tensor]:
+    """Keys [T, H, d_n + d_r] and values [T, H, d_h] of tokens one after another, without checks and outside
+    torch.library, for callers that count microseconds.
 
-
-def _expand(values: Tensor, k_rope: Tensor, maps: Tensor, impl: str) -> tuple[Tensor, Tensor]:
-    if select(impl or None, values.device, values.dtype, values.dtype) == "reference":
+    values  [T, G, d_h] and k_rope [T, d_r]; or, with `slots` [T], the pages [P, page, G, d_h] and [P, page, d_r] that
+            hold them, where a slot is page id * page + row in the page
+    """
+    if select(impl, values.device, values.dtype, values.dtype) == "reference":
+        if slots is not None:
+            at = slots // values.shape[1], slots % values.shape[1]
+            values, k_rope = values[at], k_rope[at]
         return reference(values, k_rope, maps)
     from .triton import launch
 
-    return launch.expand(values, k_rope, maps)
+    return launch.expand(values, k_rope, maps, slots)
+
+
+def reference(values: Tensor, k_rope: Tensor, maps: Tensor) -> tuple[Tensor, Tensor]:
+    T, G, _ = values.shape
+    H = maps.shape[0]
+    k_nope = torch.einsum("tgd,grnd->tgrn", values, maps.unflatten(0, (G, -1))).flatten(1, 2)
+    return torch.cat((k_nope, k_rope[:, None].expand(T, H, -1)), dim=-1), values.repeat_interleave(H // G, dim=1)
+
+
+def _expand(values: Tensor, k_rope: Tensor, maps: Tensor, impl: str) -> tuple[Tensor, Tensor]:
+    B, T = values.shape[:2]
+    k, v = expand_tokens(values.flatten(0, 1), k_rope.flatten(0, 1), maps, impl=impl or None)
+    return k.unflatten(0, (B, T)), v.unflatten(0, (B, T))
 
 
 def _shapes(values: Tensor, k_rope: Tensor, maps: Tensor, impl: str) -> tuple[Tensor, Tensor]:

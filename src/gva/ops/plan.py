@@ -6,7 +6,9 @@ launch and reads nothing back, so a CUDA graph may contain it, and a graph captu
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -35,12 +37,49 @@ class DecodePlan:
                 f"(made {'without' if self.uniform else 'with'})"
             )
         if self.split_tiles == 0:
-            from .config import Config
-            from .triton import launch
-
-            workspace = launch.Workspace(self.schedule, self.part_out, self.part_lse)
-            launch.fill_schedule(Config(*self.config), workspace, seq_lens, cu_seqlens_q, self.shape["max_seqlen_q"])
+            launch, config, workspace = self._launcher
+            launch.fill_schedule(config, workspace, seq_lens, cu_seqlens_q, self.shape["max_seqlen_q"])
         return self
+
+    @functools.cached_property
+    def _launcher(self) -> tuple[Any, Any, Any]:
+        from .config import Config
+        from .triton import launch
+
+        return launch, Config(*self.config), launch.Workspace(self.schedule, self.part_out, self.part_lse)
+
+    def attend(
+        self,
+        q_absorbed: torch.Tensor,
+        q_rope: torch.Tensor,
+        value_pages: torch.Tensor,
+        rope_pages: torch.Tensor,
+        block_table: torch.Tensor,
+        seq_lens: torch.Tensor,
+        scale: float,
+        value_scales: torch.Tensor | None,
+        out: torch.Tensor,
+    ) -> None:
+        """`paged_attention` into `out`, for uniform query counts, without its checks and outside torch.library: those
+        are most of its time on the host, and an engine that made this plan for its layers calls it at each of them."""
+        launch, config, workspace = self._launcher
+        launch.attend(
+            config,
+            workspace,
+            self.split_tiles,
+            q_absorbed,
+            q_rope,
+            value_pages,
+            rope_pages,
+            block_table,
+            seq_lens,
+            None,
+            self.shape["max_seqlen_q"],
+            scale,
+            value_scales,
+            out,
+            None,
+        )
 
     def check(self, **shape) -> None:
         """Raises unless the call has the shape that the plan was made for."""

@@ -17,11 +17,11 @@ from vllm.model_executor.layers.linear import MergedColumnParallelLinear, RowPar
 from vllm.utils.torch_utils import _encode_layer_name
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
-from gva import ops
 from gva.attention.rope import Rotation, rotate
+from gva.ops.expand import expand_tokens
 from gva.serve.backend import GvaBackend
 from gva.serve.checks import FP8
-from gva.serve.rows import Row
+from gva.serve.rows import Row, Views
 
 
 class JointProjection(MergedColumnParallelLinear):
@@ -62,18 +62,14 @@ class PerHead(nn.Module):
 
     def __init__(self, heads: int, width: int, inner: int) -> None:
         super().__init__()
-        self.width = width
         ranks = get_tensor_model_parallel_world_size()
-        self.weight = nn.Parameter(torch.empty(heads // ranks * width, inner), requires_grad=False)
+        self.weight = nn.Parameter(torch.empty(heads // ranks, width, inner), requires_grad=False)
         self.weight.weight_loader = self.load  # type: ignore[attr-defined]
 
     @staticmethod
     def load(param: Tensor, loaded_weight: Tensor) -> None:
-        param.data.copy_(loaded_weight.chunk(get_tensor_model_parallel_world_size())[get_tensor_model_parallel_rank()])
-
-    def matrices(self) -> Tensor:
-        """[H, width, inner] of this rank."""
-        return self.weight.unflatten(0, (-1, self.width))
+        own = loaded_weight.chunk(get_tensor_model_parallel_world_size())[get_tensor_model_parallel_rank()]
+        param.data.copy_(own.view(param.shape))
 
 
 class ServedAttention(nn.Module):
@@ -86,6 +82,7 @@ class ServedAttention(nn.Module):
         self.num_heads = config.num_attention_heads // ranks
         self.groups = max(1, config.num_value_groups // ranks)
         self.query_dim, self.value_dim = config.score_dim, config.value_head_dim
+        self.content_dim = config.content_dim
         self.scale = config.score_dim**-0.5
         parts = {"q_proj": (config.num_attention_heads, config.score_dim), **self.cached_parts(config)}
         self.in_proj = JointProjection(config.hidden_size, parts, quant_config, f"{prefix}.in_proj")
@@ -175,7 +172,7 @@ class DecoupledAttention(ServedAttention, AttentionLayerBase):
 
     def forward(self, hidden_states: Tensor, rotation: Rotation) -> Tensor:
         q, state, k_rope = self.in_proj(hidden_states)
-        q_nope, q_rope = self.queries(q).split((self.config.content_dim, self.config.rope_dim), dim=-1)
+        q_nope, q_rope = self.queries(q).split((self.content_dim, self.config.rope_dim), dim=-1)
         q = torch.cat((q_nope, rotate(q_rope, rotation)), dim=-1).flatten(1)
         k_rope = rotate(k_rope[:, None], rotation).flatten(1)
         state, name = self.state(state), _encode_layer_name(self.layer_name)
@@ -184,12 +181,22 @@ class DecoupledAttention(ServedAttention, AttentionLayerBase):
         torch.ops.vllm.unified_attention_with_output(q, k_rope, state, out, name, kv_cache_dummy_dep=written)
         return self.o_proj(out)[0]
 
-    # ---- what the runs of a step ask ----
+    # ---- what the runs of a step ask, eagerly, at every layer: each torch op costs the host microseconds ----
+
+    @property
+    def kv_cache(self) -> Tensor:
+        return self.bound_cache
+
+    @kv_cache.setter
+    def kv_cache(self, cache: Tensor) -> None:
+        """vLLM binds the cache, or takes it away again, by assignment: the moment to view it, once."""
+        self.bound_cache = cache
+        self.pages: Views | None = self.row.views(cache) if cache.numel() else None
 
     def absorb(self, q: Tensor) -> tuple[Tensor, Tensor]:
         """Queries for the state as it lies, [n, H, width], and their rotated slice, of q [n, H, d_qk]."""
-        q_nope, q_rope = q.split((self.config.content_dim, self.config.rope_dim), dim=-1)
-        return torch.einsum("thn,hnd->thd", q_nope, self.maps()), q_rope
+        q_absorbed = torch.bmm(q[..., : self.content_dim].transpose(0, 1), self.maps())
+        return q_absorbed.transpose(0, 1), q[..., self.content_dim :]
 
     def maps(self) -> Tensor:
         """M_h^T of every head on this rank, [H, d_n, width]."""
@@ -197,8 +204,11 @@ class DecoupledAttention(ServedAttention, AttentionLayerBase):
 
     def expand(self, state: Tensor, k_rope: Tensor) -> tuple[Tensor, Tensor]:
         """Keys [T, H, d_qk] and values [T, H, d_h] of the state [T, G, width] and k_rope [T, d_r]."""
-        k, v = ops.expand(state[None], k_rope[None], self.maps())
-        return k[0], v[0]
+        return expand_tokens(state, k_rope, self.maps())
+
+    def expand_cached(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """The same of cached tokens, at slots [T]."""
+        return self.expand(*self.row.read(self.kv_cache, slots))
 
     def values_of(self, attended: Tensor, out: Tensor) -> None:
         """Values [n, H, d_h], into `out`, of what the absorbed form attended, unless that is `out` already."""
@@ -216,20 +226,26 @@ class GroupedValueAttention(DecoupledAttention):
         self.key_map = PerHead(config.num_attention_heads, config.content_dim, config.value_head_dim)
 
     def maps(self) -> Tensor:
-        return self.key_map.matrices()
+        return self.key_map.weight
+
+    def expand_cached(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        if self.row.fp8 or self.pages is None:
+            return super().expand_cached(slots)
+        values, rope, _ = self.pages
+        return expand_tokens(values, rope, self.maps(), slots)  # reads the pages itself
 
 
 class GroupedTiedAttention(DecoupledAttention):
     """GTA: the map is [I; 0], so a query absorbs it by growing zeros."""
 
     def absorb(self, q: Tensor) -> tuple[Tensor, Tensor]:
-        q_nope, q_rope = q.split((self.config.content_dim, self.config.rope_dim), dim=-1)
-        return nn.functional.pad(q_nope, (0, self.row.width - self.config.content_dim)), q_rope
+        q_nope, q_rope = q[..., : self.content_dim], q[..., self.content_dim :]
+        return nn.functional.pad(q_nope, (0, self.row.width - self.content_dim)), q_rope
 
     def expand(self, state: Tensor, k_rope: Tensor) -> tuple[Tensor, Tensor]:
         state = state.repeat_interleave(self.num_heads // self.row.groups, dim=1)
         k_rope = k_rope[:, None].expand(-1, self.num_heads, -1)
-        return torch.cat((state[..., : self.config.content_dim], k_rope), dim=-1), state
+        return torch.cat((state[..., : self.content_dim], k_rope), dim=-1), state
 
 
 class LatentAttention(DecoupledAttention):
@@ -253,15 +269,17 @@ class LatentAttention(DecoupledAttention):
         return self.latent_norm(projected.contiguous())
 
     def maps(self) -> Tensor:
-        return self.k_up_proj.matrices()
+        return self.k_up_proj.weight
 
     def expand(self, state: Tensor, k_rope: Tensor) -> tuple[Tensor, Tensor]:
-        k_nope = nn.functional.linear(state[:, 0], self.k_up_proj.weight).unflatten(-1, (self.num_heads, -1))
-        v = nn.functional.linear(state[:, 0], self.v_up_proj.weight).unflatten(-1, (self.num_heads, -1))
+        k_nope, v = (
+            nn.functional.linear(state[:, 0], up.weight.flatten(0, 1)).unflatten(-1, (self.num_heads, -1))
+            for up in (self.k_up_proj, self.v_up_proj)
+        )
         return torch.cat((k_nope, k_rope[:, None].expand(-1, self.num_heads, -1)), dim=-1), v
 
     def values_of(self, attended: Tensor, out: Tensor) -> None:
-        out.copy_(torch.einsum("thc,hdc->thd", attended, self.v_up_proj.matrices()))
+        out.copy_(torch.bmm(attended.transpose(0, 1), self.v_up_proj.weight.transpose(1, 2)).transpose(0, 1))
 
 
 CLASSES: dict[str, type[ServedAttention]] = {

@@ -66,8 +66,8 @@ class GvaImpl(AttentionImpl):
         self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
     ) -> None:
         """key [N, d_r] is the rotated key, value [N, G*width] the state of the new tokens."""
-        if kv_cache.numel():
-            layer.row.write(kv_cache, value, key, slot_mapping)
+        if layer.pages is not None:
+            layer.row.write(layer.pages, value, key, slot_mapping)
 
     def forward(
         self,
@@ -85,10 +85,9 @@ class GvaImpl(AttentionImpl):
         if attn_metadata is None:  # vLLM measures memory: hold what the largest prompt will
             layer.reserve_expanded(query.device, EXPANDED_TOKENS)
             return output.zero_()
-        q, out = query.unflatten(-1, (self.num_heads, -1)), output.unflatten(-1, (self.num_heads, -1))
+        q, out = query.view(len(query), self.num_heads, -1), output.view(len(output), self.num_heads, -1)
         for run in attn_metadata.runs:
-            at = run.tokens
-            run.attend(layer, q[at], value[at], key[at], kv_cache, out[at])
+            run.attend(layer, q, value, key, out)
         return output
 
 

@@ -4,6 +4,7 @@ Absorbed reads the pages as they lie and suits few new tokens; Expanded builds k
 them to FlashAttention, which suits a prompt. `layer` is an attention of `gva.serve.attention`: it knows its maps.
 """
 
+import functools
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -31,24 +32,20 @@ class Absorbed:
     max_seqlen_q: int
     plan: ops.DecodePlan | None
 
-    def attend(self, layer: Any, q: Tensor, state: Tensor, k_rope: Tensor, kv_cache: Tensor, out: Tensor) -> None:
-        """q [n, H, d_qk] of the run's tokens -> out [n, H, d_h], in place."""
-        values, rope, scales = layer.row.views(kv_cache)
-        q_absorbed, q_rope = layer.absorb(q)
-        attended = ops.paged_attention(
-            q_absorbed,
-            q_rope,
-            values,
-            rope,
-            self.block_table,
-            self.seq_lens,
-            self.cu_seqlens_q,
-            self.max_seqlen_q,
-            layer.scale,
-            value_scales=scales,
-            plan=self.plan,
-            out=out if layer.attends_in_place else None,
-        )
+    def attend(self, layer: Any, q: Tensor, state: Tensor, k_rope: Tensor, out: Tensor) -> None:
+        """q [N, H, d_qk] of the step's tokens -> out [N, H, d_h], in place, in the run's tokens."""
+        values, rope, scales = layer.pages
+        out = out[self.tokens]
+        q_absorbed, q_rope = layer.absorb(q[self.tokens])
+        attended = out if layer.attends_in_place else torch.empty_like(q_absorbed)
+        table, lengths = self.block_table, self.seq_lens
+        if self.plan is not None:
+            self.plan.attend(q_absorbed, q_rope, values, rope, table, lengths, layer.scale, scales, attended)
+        else:
+            starts, longest = self.cu_seqlens_q, self.max_seqlen_q
+            ops.paged_attention(
+                q_absorbed, q_rope, values, rope, table, lengths, starts, longest, layer.scale,
+                value_scales=scales, out=attended)  # fmt: skip
         if not layer.attends_in_place:
             layer.values_of(attended, out)
 
@@ -70,35 +67,36 @@ class Expanded:
     starts_k: list[int]
     slots: Tensor | None
 
-    def attend(self, layer: Any, q: Tensor, state: Tensor, k_rope: Tensor, kv_cache: Tensor, out: Tensor) -> None:
-        """q [n, H, d_qk], state [n, G*width], k_rope [n, d_r] of the run's tokens -> out [n, H, d_h], in place."""
+    def __post_init__(self) -> None:
+        self.max_seqlen_q, self.max_seqlen_k = longest(self.starts_q), longest(self.starts_k)
+
+    def attend(self, layer: Any, q: Tensor, state: Tensor, k_rope: Tensor, out: Tensor) -> None:
+        """q [N, H, d_qk], state [N, G*width], k_rope [N, d_r] of the step's tokens -> out [N, H, d_h], in place, in the
+        run's tokens."""
+        at = self.tokens
         if self.slots is None:
-            state = state.unflatten(-1, (layer.row.groups, layer.row.width))
+            k, v = layer.expand(layer.row.grouped(state[at]), k_rope[at])
         else:
-            state, k_rope = layer.row.read(kv_cache, self.slots)
-        k, v = layer.expand(state, k_rope)
-        if q.is_cuda:
-            self._flash(q, k, v, layer.scale, out)
-        else:
-            self._plain(q, k, v, layer.scale, out)
+            k, v = layer.expand_cached(self.slots)
+        attend = self._flash if q.is_cuda else self._plain
+        attend(q[at], k, v, layer.scale, out[at])
 
     def _flash(self, q: Tensor, k: Tensor, v: Tensor, scale: float, out: Tensor) -> None:
-        from vllm.v1.attention.backends import fa_utils
-
         width, padding = v.shape[-1], k.shape[-1] - v.shape[-1]
         if padding:  # kernels want one width; zeros attend to nothing
             v = torch.nn.functional.pad(v, (0, padding))
-        attended = fa_utils.flash_attn_varlen_func(
+        flash_attention, version = flash()
+        attended = flash_attention(
             q=q,
             k=k,
             v=v,
-            max_seqlen_q=longest(self.starts_q),
+            max_seqlen_q=self.max_seqlen_q,
             cu_seqlens_q=self.cu_seqlens_q,
-            max_seqlen_k=longest(self.starts_k),
+            max_seqlen_k=self.max_seqlen_k,
             cu_seqlens_k=self.cu_seqlens_k,
             softmax_scale=scale,
             causal=True,
-            fa_version=fa_utils.get_flash_attn_version(),
+            fa_version=version,
             out=None if padding else out,
         )
         if padding:
@@ -114,6 +112,14 @@ class Expanded:
             queries, keys, values = (x.transpose(0, 1)[None] for x in (q[new], k[held], v[held]))
             attended = torch.nn.functional.scaled_dot_product_attention(queries, keys, values, seen, scale=scale)
             out[new] = attended[0].transpose(0, 1)
+
+
+@functools.cache
+def flash() -> tuple[Any, int]:
+    """FlashAttention as vLLM ships it, and the version to ask it for: vLLM finds that out anew at every call."""
+    from vllm.v1.attention.backends import fa_utils
+
+    return fa_utils.flash_attn_varlen_func, fa_utils.get_flash_attn_version()
 
 
 def longest(starts: list[int]) -> int:

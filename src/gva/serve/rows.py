@@ -10,7 +10,10 @@ import torch
 from torch import Tensor
 
 from gva import ops
+from gva.ops import library
 from gva.serve import versions
+
+Views = tuple[Tensor, Tensor, Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class Row:
     def storage_dtype(self) -> torch.dtype:
         return torch.uint8 if self.fp8 else self.dtype
 
-    def views(self, kv_cache: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    def views(self, kv_cache: Tensor) -> Views:
         """Values [P, page, G, width], rotated keys [P, page, d_r] and, under fp8, scales [P, page, G] of a cache."""
         rows = versions.pages(kv_cache)
         if self.fp8:
@@ -42,12 +45,17 @@ class Row:
         values = self.groups * self.width
         return rows[..., :values].unflatten(-1, (self.groups, self.width)), rows[..., values:], None
 
-    def write(self, kv_cache: Tensor, state: Tensor, k_rope: Tensor, slots: Tensor) -> None:
+    def write(self, views: Views, state: Tensor, k_rope: Tensor, slots: Tensor) -> None:
         """Rows of new tokens: state [N, G*width], k_rope [N, d_r] at slots [N], negative ones being padding."""
-        values, rope, scales = self.views(kv_cache)
-        count = len(slots)  # tokens past it pad a graph
-        state = state[:count].unflatten(-1, (self.groups, self.width))
-        ops.append(state, k_rope[:count], values, rope, slots, value_scales=scales)
+        values, rope, scales = views
+        count = len(slots)
+        if count < len(state):  # tokens past it pad a graph
+            state, k_rope = state[:count], k_rope[:count]
+        library.append(self.grouped(state), k_rope, values, rope, slots, None, None, None, scales)
+
+    def grouped(self, state: Tensor) -> Tensor:
+        """[N, G*width] -> [N, G, width]"""
+        return state.view(len(state), self.groups, self.width)
 
     def read(self, kv_cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
         """State [T, G, width] and k_rope [T, d_r] of cached tokens, in the model's precision."""

@@ -313,34 +313,39 @@ def append(
     )
 
 
-def expand(values: torch.Tensor, k_rope: torch.Tensor, maps: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tensors as in `expand.expand`."""
-    B, T, G, d_h = values.shape
-    H, d_n, _ = maps.shape
-    d_r = k_rope.shape[2]
-    keys, repeated = values.new_empty(B, T, H, d_n + d_r), values.new_empty(B, T, H, d_h)
-    rows, slices = values.reshape(B * T, G, d_h), k_rope.reshape(B * T, d_r)
-    if rows.stride(2) != 1 or slices.stride(1) != 1:
-        rows, slices = rows.contiguous(), slices.contiguous()
-    if B * T == 0:
+def expand(
+    values: torch.Tensor, k_rope: torch.Tensor, maps: torch.Tensor, slots: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tensors as in `expand.expand_tokens`."""
+    N = len(values if slots is None else slots)
+    page = 0 if slots is None else values.shape[1]
+    (G, d_h), (H, d_n, _), d_r = values.shape[-2:], maps.shape, k_rope.shape[-1]
+    keys, repeated = values.new_empty(N, H, d_n + d_r), values.new_empty(N, H, d_h)
+    if N == 0:
         return keys, repeated
+    if values.stride(-1) != 1 or k_rope.stride(-1) != 1:
+        values, k_rope = values.contiguous(), k_rope.contiguous()
     block_d, block_k = max(16, power_of_two(d_h)), max(16, power_of_two(d_n + d_r))
     tile = 64 if max(block_d, block_k) <= 128 and values.element_size() == 2 else 16
-    expand_kernels.expand_kernel[(triton.cdiv(B * T, tile), G)](
-        rows,
-        slices,
+    expand_kernels.expand_kernel[(triton.cdiv(N, tile), G)](
+        values,
+        k_rope,
+        values if slots is None else slots,
         maps.contiguous(),
         keys,
         repeated,
-        B * T,
-        rows.stride(0),
-        rows.stride(1),
-        slices.stride(0),
+        N,
+        values.stride(0),
+        values.stride(-3),
+        values.stride(-2),
+        k_rope.stride(0),
+        k_rope.stride(-2),
         R=H // G,
         H=H,
         D_H=d_h,
         D_N=d_n,
         D_R=d_r,
+        PAGE=page,
         BLOCK_D=block_d,
         BLOCK_K=block_k,
         TILE=tile,
