@@ -175,6 +175,42 @@ class Recorded(TorchDispatchMode):
         return op(*args, **(kwargs or {}))
 
 
+def mixed_step():
+    """Two requests that decode, a piece of a prompt with 32 tokens cached before it, a prompt from its start."""
+    starts = torch.tensor([0, 1, 2, 10, 15], dtype=torch.int32)
+    seq_lens = torch.tensor([30, 50, 40, 5], dtype=torch.int32)
+    return SimpleNamespace(
+        query_start_loc=starts,
+        query_start_loc_cpu=starts,
+        seq_lens=seq_lens,
+        seq_lens_cpu_upper_bound=seq_lens,
+        block_table_tensor=torch.randperm(16).reshape(4, 4).int(),
+        num_reqs=4,
+        num_actual_tokens=15,
+        max_query_len=8,
+    )
+
+
+def test_nothing_of_a_step_is_copied_from_the_host(monkeypatch):
+    """A copy from pageable memory may wait until the GPU has done all before it."""
+    builder = StepBuilder.__new__(StepBuilder)
+    builder.layer, builder.plans, builder.expands = Layer(), {}, True
+    builder.device, builder.reorder_batch_threshold = SimpleNamespace(type="cuda"), 1
+    monkeypatch.setattr(StepBuilder, "plan", lambda *arguments: "a plan")
+    step = mixed_step()
+    with Recorded() as recorded:
+        decodes, prompts = builder.build(0, step).runs
+    assert not [name for name in recorded.names if "lift_fresh" in name or "item" in name or "local_scalar" in name]
+    assert (decodes.tokens, decodes.plan) == (slice(0, 2), "a plan")
+    assert (prompts.tokens, prompts.max_seqlen_q, prompts.max_seqlen_k) == (slice(2, 15), 8, 40)
+    assert prompts.cu_seqlens_q.tolist() == prompts.starts_q == [0, 8, 13]
+    assert prompts.cu_seqlens_k.tolist() == prompts.starts_k == [0, 40, 45]
+    assert prompts.cu_seqlens_q.dtype == prompts.cu_seqlens_k.dtype == torch.int32
+    table = step.block_table_tensor[2:].tolist()
+    at = [(0, position) for position in range(40)] + [(1, position) for position in range(5)]
+    assert prompts.slots.tolist() == [table[i][position // BLOCK] * BLOCK + position % BLOCK for i, position in at]
+
+
 def test_a_layer_of_a_mixed_step_asks_little_of_the_host(monkeypatch):
     """Steps with prompts run outside CUDA graphs: every torch op beside the kernels, which are left out here, is time
     in which the GPU may wait."""

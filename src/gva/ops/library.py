@@ -75,6 +75,9 @@ def _paged_attention(
         config, workspace = Config(*config), launch.Workspace(schedule, part_out, part_lse)
         if named and impl != config.impl:
             raise ValueError(f"plan: made for impl={config.impl!r}, called with impl={impl!r}")
+        lacking = misfit(value_pages, rope_pages, value_scales) if config.hopper else None
+        if lacking is not None:
+            raise ValueError(f"plan: made for a kernel that needs {lacking}")
     else:
         config = pick(
             impl if named else None,

@@ -6,7 +6,7 @@ which are vLLM's own and those of the plans kept here.
 """
 
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, ClassVar
 
 import torch
@@ -20,6 +20,7 @@ from vllm.v1.attention.backend import (
 )
 
 from gva import ops
+from gva.ops.cuda.launch import misfit
 from gva.serve.paths import Absorbed, Expanded, flash_takes
 from gva.serve.versions import PageShape, pages
 
@@ -128,10 +129,7 @@ class StepBuilder(AttentionMetadataBuilder[StepMetadata]):
         if uniform:
             plan = self.plan(seq_lens, longest) if self.device.type == "cuda" else None
             return Absorbed(tokens, table, seq_lens, None, longest, plan)
-        cu_seqlens_q = step.query_start_loc[first : last + 1]
-        if first:
-            cu_seqlens_q = cu_seqlens_q - cu_seqlens_q[0]
-        return Absorbed(tokens, table, seq_lens, cu_seqlens_q, longest, None)
+        return Absorbed(tokens, table, seq_lens, query_starts(step, first, last), longest, None)
 
     def plan(self, seq_lens: Tensor, S: int) -> ops.DecodePlan:
         """The plan of this many requests with S new tokens each, refilled in place: a CUDA graph captured with it
@@ -151,6 +149,7 @@ class StepBuilder(AttentionMetadataBuilder[StepMetadata]):
             value_dtype=torch.float8_e4m3fn if row.fp8 else row.dtype,
             max_seqlen_q=S,
             row_stride=row.size,
+            impl=None if misfit(*layer.pages) is None else "triton",  # checked here, not at every call
         )
         for other in self.plans.values():
             if other.part_out.shape == plan.part_out.shape:
@@ -181,17 +180,21 @@ class StepBuilder(AttentionMetadataBuilder[StepMetadata]):
         self, step: Any, first: int, last: int, starts: list[int], lengths: list[int], fresh: bool
     ) -> Expanded:
         starts_q = [start - starts[first] for start in starts[first : last + 1]]
-        starts_k = [0]
-        for length in lengths[first:last]:
-            starts_k.append(starts_k[-1] + length)
-        cu_seqlens_q, cu_seqlens_k = (
-            torch.tensor(x, dtype=torch.int32).to(self.device, non_blocking=True) for x in (starts_q, starts_k)
-        )
+        starts_k = list(accumulate(lengths[first:last], initial=0))
+        # Of what is on the device already: to copy from pageable memory may wait for all steps before this one.
+        cu_seqlens_q = cu_seqlens_k = query_starts(step, first, last)
         slots = None
         if not fresh:
+            cu_seqlens_k = torch.nn.functional.pad(step.seq_lens[first:last].cumsum(0, dtype=torch.int32), (1, 0))
             table, block = step.block_table_tensor[first:last], pages(self.layer.kv_cache).shape[1]
             slots = slots_of(table, cu_seqlens_k, starts_k[-1], block)
         return Expanded(slice(starts[first], starts[last]), cu_seqlens_q, cu_seqlens_k, starts_q, starts_k, slots)
+
+
+def query_starts(step: Any, first: int, last: int) -> Tensor:
+    """Where the new tokens of requests `first` to `last` begin among theirs, [B+1], on the device."""
+    starts = step.query_start_loc[first : last + 1]
+    return starts - starts[0] if first else starts
 
 
 def host_lengths(step: Any) -> Tensor:

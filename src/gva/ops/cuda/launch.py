@@ -58,10 +58,7 @@ def read(
     out: torch.Tensor,
     lse: torch.Tensor | None,
 ) -> None:
-    """In the place of triton/decode.py's decode_kernel, for the same schedule and workspace."""
-    lacking = misfit(value_pages, rope_pages, value_scales)
-    if lacking is not None:
-        raise ValueError(f"plan: made for a kernel that needs {lacking}")
+    """In the place of triton/decode.py's decode_kernel, for the same schedule and workspace; the pages must fit."""
     size, (_, page, G, d_h) = value_pages.element_size(), value_pages.shape
     H, d_r = q_absorbed.shape[1], q_rope.shape[2]
     row = row_bytes(value_pages.dtype, G, d_h, d_r)
