@@ -136,3 +136,26 @@ def test_half_precision_runs(checkpoints, engine):
     assert [len(a) for a in answers] == [24, 24]
     assert bytes_per_token(served) == cost.cache_bytes_per_token(model.config, "bfloat16")
     assert next(served.llm_engine.model_executor.driver_worker.worker.get_model().parameters()).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("variant", ["gva-drope-16", "mla", "gqa"])
+def test_all_but_attention_is_one_graph(checkpoints, engine, monkeypatch, variant):
+    """What vLLM hands to the compiler in a half-precision model: one graph of the whole step, which falls into pieces
+    at attention alone, the same for our layers and for vLLM's own; its angles are float32."""
+    from vllm import envs
+    from vllm.compilation.backends import split_graph
+    from vllm.config import CompilationConfig
+
+    graphs, ops = [], [*CompilationConfig._attention_ops, "vllm::unified_kv_cache_update"]
+    monkeypatch.setattr(envs, "VLLM_USE_AOT_COMPILE", False)
+    monkeypatch.setattr(envs, "VLLM_DISABLE_COMPILE_CACHE", True)
+    backend = lambda graph, inputs: (graphs.append(graph), graph.forward)[1]  # noqa: E731
+    monkeypatch.setattr(CompilationConfig, "init_backend", lambda *args, **kwargs: backend)
+    folder, model = checkpoints(variant)
+    served = engine(folder, block_size=STOCK_BLOCK, dtype="bfloat16", enforce_eager=False)
+    greedy(served, ragged_prompts((1, 17, 100)))
+    (graph,) = graphs
+    angles = [n.meta["example_value"] for n in graph.graph.nodes if n.target in ("cos", "sin", torch.cos, torch.sin)]
+    assert [a.dtype for a in angles] == [torch.float32] * 2
+    _, pieces = split_graph(graph, ops)
+    assert [p.is_splitting_graph for p in pieces] == [False, True] * model.config.num_hidden_layers + [False]
