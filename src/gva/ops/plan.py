@@ -39,7 +39,8 @@ class DecodePlan:
             from .triton import launch
 
             workspace = launch.Workspace(self.schedule, self.part_out, self.part_lse)
-            launch.fill_schedule(Config(*self.config), workspace, seq_lens, cu_seqlens_q, self.shape["max_seqlen_q"])
+            seq_lens, starts = seq_lens.contiguous(), None if cu_seqlens_q is None else cu_seqlens_q.contiguous()
+            launch.fill_schedule(Config(*self.config), workspace, seq_lens, starts, self.shape["max_seqlen_q"])
         return self
 
     def check(self, **shape) -> None:
