@@ -156,6 +156,18 @@ def test_a_layout_that_the_copy_engine_cannot_read_is_refused():
         run(case)
 
 
+def test_rows_with_gaps_are_refused(monkeypatch):
+    """One copy takes many rows, so a plan for rows is not one for these, and without a plan Triton reads them."""
+    case = make_case([100, 70], page=64, device=DEVICE)
+    rows = torch.cat([case.value_pages.flatten(2), case.rope_pages, case.rope_pages], -1)
+    case.value_pages, case.rope_pages = rows[..., :256].unflatten(-1, (4, 64)), rows[..., 256:272]
+    with pytest.raises(ValueError, match="one right behind the other"):
+        run(case, tile=64)
+    monkeypatch.setattr("gva.ops.config.missing_hopper", lambda device: None)
+    with pytest.raises(RuntimeError, match="rows that it can read"):
+        ops.paged_attention(*case.args, impl="cuda")
+
+
 TUNED = {
     "bf16": {},
     "bf16, one sequence": {"lens": [40]},
