@@ -4,6 +4,7 @@ import ctypes
 import re
 import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -166,6 +167,22 @@ def test_rows_with_gaps_are_refused(monkeypatch):
     monkeypatch.setattr("gva.ops.config.missing_hopper", lambda device: None)
     with pytest.raises(RuntimeError, match="rows that it can read"):
         ops.paged_attention(*case.args, impl="cuda")
+
+
+def test_the_first_call_of_a_thread():
+    case = make_case([33, 70], **SMALL, page=64, device=DEVICE)
+    page, G, d_h = case.value_pages.shape[1:]
+    config = Config(16, G, 8, 1, 1, 3, 1, 1, 1).ints()
+    plan = ops.plan_decode(case.seq_lens, H=4, G=G, d_h=d_h, d_r=8, page=page, dtype=torch.bfloat16, config=config)
+    out = torch.empty_like(case.q_absorbed)
+
+    def call():
+        return ops.paged_attention(*case.args[:6], None, 1, case.scale, impl="cuda", plan=plan, out=out)
+
+    call()
+    out.fill_(float("nan"))
+    with ThreadPoolExecutor(1) as pool:
+        assert_close(pool.submit(call).result(), None, case)
 
 
 TUNED = {
