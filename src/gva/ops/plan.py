@@ -40,7 +40,8 @@ class DecodePlan:
 
             workspace = launch.Workspace(self.schedule, self.part_out, self.part_lse)
             seq_lens, starts = seq_lens.contiguous(), None if cu_seqlens_q is None else cu_seqlens_q.contiguous()
-            launch.fill_schedule(Config(*self.config), workspace, seq_lens, starts, self.shape["max_seqlen_q"])
+            with torch.cuda.device_of(seq_lens):
+                launch.fill_schedule(Config(*self.config), workspace, seq_lens, starts, self.shape["max_seqlen_q"])
         return self
 
     def check(self, **shape) -> None:

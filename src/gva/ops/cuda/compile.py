@@ -126,12 +126,11 @@ def launch(
     shared_bytes: int,
     device: torch.device,
 ) -> None:
-    """On the current stream of `device`; may begin while the launch before it ends, for which the kernel waits."""
+    """On the current stream of `device`, the current one. May begin while the launch before it ends, and waits for it."""
     config = _LaunchConfig(
         (*grid, 1), (threads, 1, 1), shared_bytes, torch.cuda.current_stream(device).cuda_stream,
         ctypes.pointer(_OVERLAP), 1)  # fmt: skip
     parameters = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
-    with torch.cuda.device(device):
-        _check(driver().cuCtxSetCurrent(_context(device)), "cuCtxSetCurrent")  # a thread new to CUDA has none
-        function = load(defines, shared_bytes, device)
-        _check(driver().cuLaunchKernelEx(ctypes.byref(config), function, parameters, None), "cuLaunchKernelEx")
+    _check(driver().cuCtxSetCurrent(_context(device)), "cuCtxSetCurrent")  # a thread new to CUDA has none
+    function = load(defines, shared_bytes, device)
+    _check(driver().cuLaunchKernelEx(ctypes.byref(config), function, parameters, None), "cuLaunchKernelEx")
