@@ -1,6 +1,7 @@
 """The CUDA kernel: on a Hopper GPU as it is, elsewhere compiled for the CPU, emulator.h in the place of device.cuh."""
 
 import ctypes
+import itertools
 import re
 import shutil
 import subprocess
@@ -37,6 +38,7 @@ def emulate(monkeypatch, tmp_path_factory):
         return
     header, folder = Path(__file__).with_name("emulator.h"), tmp_path_factory.getbasetemp() / "emulated"
     folder.mkdir(exist_ok=True)
+    seeds = itertools.count()
 
     def launch(defines, arguments, grid, threads, shared_bytes, device):
         name = "_".join(str(value) for _, value in defines)
@@ -47,7 +49,7 @@ def emulate(monkeypatch, tmp_path_factory):
             options = [f"-D{key}={value}" for key, value in defines]
             command = ["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", *options, "-x", "c++", "-", "-o", library]
             subprocess.run(command, input=code.encode(), check=True)
-        ctypes.CDLL(str(library)).emulate(ctypes.byref(arguments), *grid, threads, shared_bytes)
+        ctypes.CDLL(str(library)).emulate(ctypes.byref(arguments), *grid, threads, shared_bytes, next(seeds))
 
     monkeypatch.setattr(compile, "launch", launch)
 
