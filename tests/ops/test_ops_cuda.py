@@ -134,6 +134,13 @@ def test_scores_that_keep_rising():
     assert_close(*run(case), case)
 
 
+def test_queries_that_are_almost_nothing():
+    case = make_case([100, 3], fp8=True, **SMALL, device=DEVICE)
+    case.q_absorbed.mul_(1e-38)
+    case.q_rope.mul_(8)
+    assert_close(*run(case), case)
+
+
 def test_scales_far_apart():
     """Tokens of zeros, of tiny and of large values in one fp8 cache."""
     case = make_case([150], fp8=True, **SMALL, poison=False, device=DEVICE)

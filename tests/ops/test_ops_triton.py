@@ -136,6 +136,13 @@ def test_nor_does_the_merge_of_its_many_pieces():
     assert torch.equal(lone_lse[0], lse[0])
 
 
+def test_queries_that_are_almost_nothing():
+    case = make_case([100, 3], fp8=True, **SMALL, device=DEVICE)
+    case.q_absorbed.mul_(1e-38)
+    case.q_rope.mul_(8)
+    assert_close(*run(case), case)
+
+
 def test_strided_inputs_and_output():
     case = make_case(LENS, **SMALL, device=DEVICE)
     wide = torch.stack([case.q_absorbed, case.q_absorbed], 2)
