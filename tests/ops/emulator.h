@@ -1,5 +1,5 @@
 // src/gva/ops/cuda/device.cuh for a CPU: a kernel runs here as it does on a GPU, block after block, its threads as
-// fibers that take turns wherever they wait for one another, in an order drawn by lot. So is the time when a copy lands,
+// fibers that take turns wherever they wait for one another, in an order drawn by lot. So is the time a copy lands,
 // at once or when it is waited for; until then NaN lies in its place. What a GPU would not forgive ends the run.
 #pragma once
 #include <ucontext.h>
@@ -195,7 +195,7 @@ inline u32 transpose_8x8(u32 x) {
 // --- matrices
 
 inline void gather(u32 (&r)[4], const u8* p, bool transposed) {
-    require((uintptr_t)p % 16 == 0 && is_shared(p, 16), "a row of a matrix that is not in shared memory, or not aligned");
+    require((uintptr_t)p % 16 == 0 && is_shared(p, 16), "a row of a matrix that is not in a tile, or not aligned");
     block.addresses[block.current] = p;
     warp_meets(transposed ? "transposed" : "straight");
     int g = block.current % 32 / 4, t = block.current % 4, warp = block.current / 32 * 32;

@@ -126,7 +126,7 @@ def launch(
     shared_bytes: int,
     device: torch.device,
 ) -> None:
-    """On the current stream of `device`, the current one. May begin while the launch before it ends, and waits for it."""
+    """On the stream of `device`, both the current ones; may begin while the launch before it ends, and waits for it."""
     config = _LaunchConfig(
         (*grid, 1), (threads, 1, 1), shared_bytes, torch.cuda.current_stream(device).cuda_stream,
         ctypes.pointer(_OVERLAP), 1)  # fmt: skip
