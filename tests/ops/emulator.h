@@ -1,5 +1,6 @@
 // src/gva/ops/cuda/device.cuh for a CPU: a kernel runs here as it does on a GPU, block after block, its threads as
-// fibers that take turns wherever they wait for one another. A copy lands when somebody waits for it, not before.
+// fibers that take turns wherever they wait for one another, in an order drawn by lot. So is the time a copy lands,
+// at once or when it is waited for; until then NaN lies in its place. What a GPU would not forgive ends the run.
 #pragma once
 #include <ucontext.h>
 
@@ -10,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <random>
 #include <vector>
 
 using u8 = uint8_t;
@@ -34,6 +36,7 @@ struct Fiber {
 struct Meeting {  // of a warp's or a block's threads
     int size = 0, arrived = 0;
     long round = 0;
+    const char* what = nullptr;  // they have come to do
 };
 struct Copy {
     void* to;
@@ -61,36 +64,50 @@ struct Block {
     std::vector<u8> shared;
     std::vector<Copy> copies;
     std::vector<Barrier> barriers;
+    std::minstd_rand lot;
+    long events = 0;  // that let someone go on
     ucontext_t scheduler;
 };
 static Block block;
+
+inline void require(bool good, const char* otherwise) {
+    if (good) return;
+    fprintf(stderr, "%s\n", otherwise);
+    abort();
+}
 
 inline int thread_index() { return block.current; }
 inline int block_x() { return block.x; }
 inline int block_y() { return block.y; }
 inline void take_turns() { swapcontext(&block.fibers[block.current]->context, &block.scheduler); }
-inline void meet(Meeting& m) {
+inline void meet(Meeting& m, const char* what) {
     long round = m.round;
+    require(m.arrived == 0 || m.what == what, "threads of a warp at different instructions");
+    m.what = what;
     if (++m.arrived == m.size) {
         m.arrived = 0;
         ++m.round;
+        ++block.events;
     }
     while (m.round == round) take_turns();
 }
-inline void block_together() { meet(block.all); }
-inline void warp_together() { meet(block.warps[block.current / 32]); }
+inline void block_together() { meet(block.all, __func__); }
+inline void warp_meets(const char* what) { meet(block.warps[block.current / 32], what); }
+inline void warp_together() { warp_meets(__func__); }
 
 // --- barriers and copies
 
 inline Barrier& barrier_of(u64* at) {
     for (auto& b : block.barriers)
         if (b.at == at) return b;
-    fprintf(stderr, "a barrier that was not initialised\n");
+    require(false, "a barrier that was not initialised");
     abort();
 }
 inline void settle(Barrier& b) {
+    require(b.pending >= 0, "more arrivals than a barrier expects");
     if (b.pending == 0 && b.bytes == 0) {
         ++b.phase;
+        ++block.events;
         b.pending = b.arrivals;
     }
 }
@@ -107,41 +124,38 @@ inline void barrier_expect(u64* at, u32 bytes) {
     --b.pending;
     settle(b);
 }
+inline void land(size_t i) {
+    Copy c = block.copies[i];
+    block.copies.erase(block.copies.begin() + i);
+    memcpy(c.to, c.from, c.bytes);
+    barrier_of(c.barrier).bytes -= c.bytes;
+    settle(barrier_of(c.barrier));
+}
 inline void barrier_wait(u64* at, u32 parity) {
-    for (int turns = 0; (barrier_of(at).phase & 1) == parity; ++turns) {
-        for (size_t i = 0; i < block.copies.size();) {
-            Copy c = block.copies[i];
-            if (c.barrier != at) {
-                ++i;
-                continue;
-            }
-            memcpy(c.to, c.from, c.bytes);
-            barrier_of(at).bytes -= c.bytes;
-            block.copies.erase(block.copies.begin() + i);
-            settle(barrier_of(at));
-        }
-        if ((barrier_of(at).phase & 1) != parity) break;
-        if (turns > 100000) {
-            fprintf(stderr, "a wait that never ends\n");
-            abort();
-        }
+    while ((barrier_of(at).phase & 1) == parity) {
+        for (size_t i = block.copies.size(); i-- > 0;)
+            if (block.copies[i].barrier == at && block.lot() % 2) land(i);
         take_turns();
     }
 }
+inline bool is_shared(const void* p, size_t bytes) {
+    return p >= block.shared.data() && (const u8*)p + bytes <= (const u8*)block.barriers[0].at;
+}
 inline void bulk_copy(void* to, const u8* from, u32 bytes, u64* barrier) {
-    if ((uintptr_t)to % 16 || (uintptr_t)from % 16 || bytes % 16 || bytes == 0) {
-        fprintf(stderr, "a copy that is not aligned to 16 bytes\n");
-        abort();
-    }
+    bool aligned = (uintptr_t)to % 16 == 0 && (uintptr_t)from % 16 == 0 && bytes % 16 == 0;
+    require(aligned && bytes > 0, "a copy that is not aligned to 16 bytes");
+    require(is_shared(to, bytes), "a copy to somewhere else");
+    memset(to, 0xFF, bytes);
     block.copies.push_back({to, from, bytes, barrier});
+    if (block.lot() % 4 == 0) land(block.lot() % block.copies.size());
 }
 inline void plain_writes_before_copies() {}
 
 // --- warps: everyone brings a number, everyone sees all of them
 
-inline void bring(u32 x) {
+inline void bring(u32 x, const char* what) {
     block.given[block.current] = x;
-    warp_together();
+    warp_meets(what);
 }
 inline u32 brought(int lane) { return block.given[block.current / 32 * 32 + lane]; }
 inline u32 float_to_bits(float x) {
@@ -155,14 +169,14 @@ inline float bits_to_float(u32 x) {
     return y;
 }
 inline bool warp_any(bool x) {
-    bring(x);
+    bring(x, __func__);
     bool any = false;
     for (int i = 0; i < 32; ++i) any |= brought(i) != 0;
     warp_together();
     return any;
 }
 inline float warp_get(float x, int lane) {
-    bring(float_to_bits(x));
+    bring(float_to_bits(x), __func__);
     float y = bits_to_float(brought(lane));
     warp_together();
     return y;
@@ -170,7 +184,7 @@ inline float warp_get(float x, int lane) {
 inline float warp_xor(float x, int mask) { return warp_get(x, (block.current % 32) ^ mask); }
 inline u16 element(u32 pair, int i) { return (u16)(pair >> (16 * i)); }
 inline u32 transpose_8x8(u32 x) {
-    bring(x);
+    bring(x, __func__);
     int g = block.current % 32 / 4, t = block.current % 4;
     u32 y = 0;
     for (int i = 0; i < 2; ++i) y |= (u32)element(brought((2 * t + i) * 4 + g / 2), g % 2) << (16 * i);
@@ -181,8 +195,9 @@ inline u32 transpose_8x8(u32 x) {
 // --- matrices
 
 inline void gather(u32 (&r)[4], const u8* p, bool transposed) {
+    require((uintptr_t)p % 16 == 0 && is_shared(p, 16), "a row of a matrix that is not in a tile, or not aligned");
     block.addresses[block.current] = p;
-    warp_together();
+    warp_meets(transposed ? "transposed" : "straight");
     int g = block.current % 32 / 4, t = block.current % 4, warp = block.current / 32 * 32;
     for (int m = 0; m < 4; ++m) {
         r[m] = 0;
@@ -229,7 +244,7 @@ inline void multiply(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 
     int lane = block.current % 32, g = lane / 4, t = lane % 4;
     Operands* all = block.operands.data() + block.current / 32 * 32;
     all[lane] = {{a0, a1, a2, a3}, {b0, b1}};
-    warp_together();
+    warp_meets(__func__);
     for (int i = 0; i < 4; ++i) {
         int row = g + 8 * (i / 2), column = 2 * t + i % 2;
         double sum = c[i];
@@ -282,14 +297,16 @@ void call(const Arguments* a);
 static void thread_main(u32 high, u32 low) {
     call((const Arguments*)((u64)high << 32 | low));
     block.fibers[block.current]->done = true;
+    ++block.events;
     take_turns();
 }
 
-extern "C" void emulate(const Arguments* a, int grid_x, int grid_y, int threads, int shared_bytes) {
+extern "C" void emulate(const Arguments* a, int grid_x, int grid_y, int threads, int shared_bytes, int seed) {
     for (int y = 0; y < grid_y; ++y)
         for (int x = 0; x < grid_x; ++x) {
             block = Block();
             block.x = x, block.y = y, block.threads = threads;
+            block.lot.seed(1 + seed + 1000 * (x + grid_x * y));
             block.warps.resize(threads / 32);
             for (auto& w : block.warps) w.size = 32;
             block.all.size = threads;
@@ -306,14 +323,21 @@ extern "C" void emulate(const Arguments* a, int grid_x, int grid_y, int threads,
                 f.context.uc_link = nullptr;
                 makecontext(&f.context, (void (*)())thread_main, 2, (u32)((u64)a >> 32), (u32)(u64)a);
             }
+            long events = 0, rounds = 0;
+            int resting = -1;  // a warp, for a while
             for (int left = threads; left > 0;) {
                 left = 0;
-                for (block.current = 0; block.current < threads; ++block.current) {
+                int first = block.lot() % threads;
+                if (block.lot() % 64 == 0) resting = block.lot() % (2 * threads / 32);
+                for (int i = 0; i < threads; ++i) {
+                    block.current = (first + i) % threads;
                     Fiber& f = *block.fibers[block.current];
-                    if (f.done) continue;
-                    swapcontext(&block.scheduler, &f.context);
+                    if (!f.done && block.current / 32 != resting) swapcontext(&block.scheduler, &f.context);
                     left += !f.done;
                 }
+                rounds = block.events == events ? rounds + 1 : 0, events = block.events;
+                require(rounds < 10000, "a wait that never ends");
             }
+            require(block.copies.empty(), "a block that ended before its copies landed");
         }
 }

@@ -1,9 +1,11 @@
 """The CUDA kernel: on a Hopper GPU as it is, elsewhere compiled for the CPU, emulator.h in the place of device.cuh."""
 
 import ctypes
+import itertools
 import re
 import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,7 @@ def emulate(monkeypatch, tmp_path_factory):
         return
     header, folder = Path(__file__).with_name("emulator.h"), tmp_path_factory.getbasetemp() / "emulated"
     folder.mkdir(exist_ok=True)
+    seeds = itertools.count()
 
     def launch(defines, arguments, grid, threads, shared_bytes, device):
         name = "_".join(str(value) for _, value in defines)
@@ -46,7 +49,7 @@ def emulate(monkeypatch, tmp_path_factory):
             options = [f"-D{key}={value}" for key, value in defines]
             command = ["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", *options, "-x", "c++", "-", "-o", library]
             subprocess.run(command, input=code.encode(), check=True)
-        ctypes.CDLL(str(library)).emulate(ctypes.byref(arguments), *grid, threads, shared_bytes)
+        ctypes.CDLL(str(library)).emulate(ctypes.byref(arguments), *grid, threads, shared_bytes, next(seeds))
 
     monkeypatch.setattr(compile, "launch", launch)
 
@@ -131,6 +134,13 @@ def test_scores_that_keep_rising():
     assert_close(*run(case), case)
 
 
+def test_queries_that_are_almost_nothing():
+    case = make_case([100, 3], fp8=True, **SMALL, device=DEVICE)
+    case.q_absorbed.mul_(1e-38)
+    case.q_rope.mul_(8)
+    assert_close(*run(case), case)
+
+
 def test_scales_far_apart():
     """Tokens of zeros, of tiny and of large values in one fp8 cache."""
     case = make_case([150], fp8=True, **SMALL, poison=False, device=DEVICE)
@@ -154,6 +164,34 @@ def test_a_layout_that_the_copy_engine_cannot_read_is_refused():
     case = make_any_case([33], layout="separate", **SMALL, device=DEVICE)
     with pytest.raises(ValueError, match="in one row"):
         run(case)
+
+
+def test_rows_with_gaps_are_refused(monkeypatch):
+    """One copy takes many rows, so a plan for rows is not one for these, and without a plan Triton reads them."""
+    case = make_case([100, 70], page=64, device=DEVICE)
+    rows = torch.cat([case.value_pages.flatten(2), case.rope_pages, case.rope_pages], -1)
+    case.value_pages, case.rope_pages = rows[..., :256].unflatten(-1, (4, 64)), rows[..., 256:272]
+    with pytest.raises(ValueError, match="one right behind the other"):
+        run(case, tile=64)
+    monkeypatch.setattr("gva.ops.config.missing_hopper", lambda device: None)
+    with pytest.raises(RuntimeError, match="rows that it can read"):
+        ops.paged_attention(*case.args, impl="cuda")
+
+
+def test_the_first_call_of_a_thread():
+    case = make_case([33, 70], **SMALL, page=64, device=DEVICE)
+    page, G, d_h = case.value_pages.shape[1:]
+    config = Config(16, G, 8, 1, 1, 3, 1, 1, 1).ints()
+    plan = ops.plan_decode(case.seq_lens, H=4, G=G, d_h=d_h, d_r=8, page=page, dtype=torch.bfloat16, config=config)
+    out = torch.empty_like(case.q_absorbed)
+
+    def call():
+        return ops.paged_attention(*case.args[:6], None, 1, case.scale, impl="cuda", plan=plan, out=out)
+
+    call()
+    out.fill_(float("nan"))
+    with ThreadPoolExecutor(1) as pool:
+        assert_close(pool.submit(call).result(), None, case)
 
 
 TUNED = {

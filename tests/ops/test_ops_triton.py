@@ -126,14 +126,35 @@ def test_a_fixed_split_does_not_depend_on_the_batch():
         assert torch.equal(lone_lse[0], lse[b])
 
 
+def test_nor_does_the_merge_of_its_many_pieces():
+    case = make_case([640] + [5] * 16, **SMALL, dtype=torch.float32, device=DEVICE)
+    together, lse = run(case, plan_for(case, split_tokens=32, max_tokens=640), uniform=True)
+    for name in ("q_absorbed", "q_rope", "block_table", "seq_lens"):
+        setattr(case, name, getattr(case, name)[:1])
+    alone, lone_lse = run(case, plan_for(case, split_tokens=32, max_tokens=640), uniform=True)
+    assert torch.equal(alone[0], together[0])
+    assert torch.equal(lone_lse[0], lse[0])
+
+
+def test_queries_that_are_almost_nothing():
+    case = make_case([100, 3], fp8=True, **SMALL, device=DEVICE)
+    case.q_absorbed.mul_(1e-38)
+    case.q_rope.mul_(8)
+    assert_close(*run(case), case)
+
+
 def test_strided_inputs_and_output():
     case = make_case(LENS, **SMALL, device=DEVICE)
     wide = torch.stack([case.q_absorbed, case.q_absorbed], 2)
     case.q_absorbed = wide[:, :, 1]
+    case.seq_lens = torch.stack([case.seq_lens, case.seq_lens * 2], 1)[:, 0]
+    case.cu_seqlens_q = torch.stack([case.cu_seqlens_q, case.cu_seqlens_q * 2], 1)[:, 0]
+    case.block_table = case.block_table.t().contiguous().t()
     out = torch.full((5, 4, 40), float("nan"), dtype=torch.bfloat16, device=DEVICE)[..., :32]
     got, lse = run(case, out=out)
     assert got.data_ptr() == out.data_ptr()
     assert_close(got, lse, case)
+    assert_close(*run(case, plan_for(case), uniform=True), case)
 
 
 def test_no_sequences():

@@ -136,6 +136,9 @@ def paged_attention(
         q_absorbed = q_absorbed.contiguous()
     if q_rope.stride(-1) != 1:
         q_rope = q_rope.contiguous()
+    if block_table.stride(-1) != 1:
+        block_table = block_table.contiguous()
+    seq_lens, cu_seqlens_q = seq_lens.contiguous(), None if cu_seqlens_q is None else cu_seqlens_q.contiguous()
     if out is None:
         out = torch.empty((N, H, d_h), dtype=dtype, device=device)
     else:

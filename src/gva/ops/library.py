@@ -136,7 +136,17 @@ def append(values, k_rope, value_pages, rope_pages, slots, positions, cos, sin, 
     launch.append(values, k_rope, value_pages, rope_pages, slots, positions, cos, sin, value_scales)
 
 
-_library.impl("paged_attention", _paged_attention, "CompositeExplicitAutograd")
-_library.impl("append", append, "CompositeExplicitAutograd")
+def _on_its_device(op):
+    """Triton launches on the current device, wherever the tensors are."""
+
+    def run(first, *others):
+        with torch.cuda.device_of(first):
+            op(first, *others)
+
+    return run
+
+
+_library.impl("paged_attention", _on_its_device(_paged_attention), "CompositeExplicitAutograd")
+_library.impl("append", _on_its_device(append), "CompositeExplicitAutograd")
 torch.library.register_fake("gva::paged_attention", lambda *args: None, lib=_library)
 torch.library.register_fake("gva::append", lambda *args: None, lib=_library)

@@ -38,7 +38,9 @@ class DecodePlan:
             )
         if self.split_tiles == 0:
             launch, config, workspace = self._launcher
-            launch.fill_schedule(config, workspace, seq_lens, cu_seqlens_q, self.shape["max_seqlen_q"])
+            seq_lens, starts = seq_lens.contiguous(), None if cu_seqlens_q is None else cu_seqlens_q.contiguous()
+            with torch.cuda.device_of(seq_lens):
+                launch.fill_schedule(config, workspace, seq_lens, starts, self.shape["max_seqlen_q"])
         return self
 
     @functools.cached_property

@@ -99,6 +99,15 @@ def compile_source(defines: tuple[tuple[str, int], ...], arch: str = "sm_90") ->
 
 
 @functools.cache
+def _context(device: torch.device) -> ctypes.c_void_p:
+    """The one that torch uses on `device`."""
+    number, context = ctypes.c_int(), ctypes.c_void_p()
+    _check(driver().cuDeviceGet(ctypes.byref(number), device.index), "cuDeviceGet")
+    _check(driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), number), "cuDevicePrimaryCtxRetain")
+    return context
+
+
+@functools.cache
 def load(defines: tuple[tuple[str, int], ...], shared_bytes: int, device: torch.device) -> ctypes.c_void_p:
     """The kernel of one shape on `device`, the current one."""
     cuda, module, function = driver(), ctypes.c_void_p(), ctypes.c_void_p()
@@ -117,11 +126,11 @@ def launch(
     shared_bytes: int,
     device: torch.device,
 ) -> None:
-    """On the current stream of `device`; may begin while the launch before it ends, for which the kernel waits."""
+    """On the stream of `device`, both the current ones; may begin while the launch before it ends, and waits for it."""
     config = _LaunchConfig(
         (*grid, 1), (threads, 1, 1), shared_bytes, torch.cuda.current_stream(device).cuda_stream,
         ctypes.pointer(_OVERLAP), 1)  # fmt: skip
     parameters = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
-    with torch.cuda.device(device):
-        function = load(defines, shared_bytes, device)
-        _check(driver().cuLaunchKernelEx(ctypes.byref(config), function, parameters, None), "cuLaunchKernelEx")
+    _check(driver().cuCtxSetCurrent(_context(device)), "cuCtxSetCurrent")  # a thread new to CUDA has none
+    function = load(defines, shared_bytes, device)
+    _check(driver().cuLaunchKernelEx(ctypes.byref(config), function, parameters, None), "cuLaunchKernelEx")

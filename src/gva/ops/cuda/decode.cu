@@ -43,6 +43,7 @@ constexpr int STAGE_BYTES = (place_of(TILE) + 127) / 128 * 128, BLOCK_BYTES = 16
 constexpr int HEADER = 4, ENTRY = 4;  // of the schedule
 constexpr float HIGHEST_WEIGHT = 256.0f;
 constexpr float LOG2_SCALE_RANGE = 60.0f;
+constexpr float LEAST_UNIT = 1.0f / (1ull << 60);  // of a row of queries
 constexpr float LN2 = 0.6931471805599453f;
 #define NOTHING bits_to_float(0xFF800000u)  // minus infinity
 
@@ -179,8 +180,8 @@ struct Groups {
                     for (int i = 0; i < STEPS * 4; ++i) largest = fmaxf(largest, fabsf(numbers[i / 4][i % 4]));
                     largest = fmaxf(largest, warp_xor(largest, 1));
                     largest = fmaxf(largest, warp_xor(largest, 2));
-                    unit_of_row = bits_to_float(float_to_bits(largest) & 0x7F800000);
-                    if (!(unit_of_row > 0.0f)) unit_of_row = 1.0f;
+                    // Not smaller than its least, or q_rope would leave the range of bfloat16.
+                    unit_of_row = fmaxf(bits_to_float(float_to_bits(largest) & 0x7F800000), LEAST_UNIT);
                 }
                 float inverse = 1.0f / unit_of_row;
 #pragma unroll

@@ -30,8 +30,11 @@ def _steps(pages: torch.Tensor) -> list[int]:
 
 def misfit(value_pages: torch.Tensor, rope_pages: torch.Tensor, value_scales: torch.Tensor | None) -> str | None:
     """What keeps the kernel from reading these pages, or None. The shape itself is `config.choose_hopper`'s."""
-    if value_pages.stride(2) != value_pages.shape[3] or not in_rows(value_pages, rope_pages, value_scales):
+    _, page, G, d_h = value_pages.shape
+    if value_pages.stride(2) != d_h or not in_rows(value_pages, rope_pages, value_scales):
         return "all that belongs to a token in one row: values, k_rope and scales, one right behind the other"
+    if page > 1 and _steps(value_pages)[1] != row_bytes(value_pages.dtype, G, d_h, rope_pages.shape[2]):
+        return "rows of a page one right behind the other"
     if value_pages.data_ptr() % 16 or any(step % 16 for step in _steps(value_pages)):
         return "rows that begin at multiples of 16 bytes"
     return None
@@ -62,7 +65,7 @@ def read(
     size, (_, page, G, d_h) = value_pages.element_size(), value_pages.shape
     H, d_r = q_absorbed.shape[1], q_rope.shape[2]
     row = row_bytes(value_pages.dtype, G, d_h, d_r)
-    run, pad = copies(config.tile, row, page) if value_pages.stride(1) * size == row else (1, 16)
+    run, pad = copies(config.tile, row, page)
     defines = {
         "D_H": d_h,
         "D_R": d_r,

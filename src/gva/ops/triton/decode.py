@@ -267,7 +267,7 @@ def decode_kernel(
                     )
                     # A power of two, so that nothing is rounded; both parts of a score have it, the exponent undoes it.
                     power = (largest.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
-                    power = tl.where(power > 0, power, 1.0)
+                    power = tl.maximum(power, 2.0**-60)  # or q_rope would leave the range of bfloat16
                     b_q = (b_q.to(tl.float32) / power[:, None]).to(tl.float16)
                     b_q_odd = (b_q_odd.to(tl.float32) / power[:, None]).to(tl.float16)
                     b_qr = (b_qr.to(tl.float32) / power[:, None]).to(tl.bfloat16)

@@ -16,6 +16,8 @@ from . import expand as expand_kernels
 
 INTERPRETED_MULTIPROCESSORS = 3  # Triton's interpreter runs programs one after another: few, but several per sequence
 
+FIXED_MERGE_UNITS = 32  # for which merges of fixed splits are shaped, however many there are
+
 UNIT_COST = 4  # tiles that could be read in the time it takes to begin a unit: query, length, first page
 
 
@@ -228,7 +230,9 @@ def attend(
             **shape,
             **launch,
         )
-    rows, block_h, parts, warps = merge_shape(config, units, blocks, H // G, power_of_two(d_h))
+    # The order of a merge follows its shape, which with fixed splits may not depend on the batch.
+    several = FIXED_MERGE_UNITS if split_tiles else units
+    rows, block_h, parts, warps = merge_shape(config, several, blocks, H // G, power_of_two(d_h))
     kernels.merge_kernel[(units, blocks * triton.cdiv(rows, block_h))](
         workspace.part_out,
         workspace.part_lse,
