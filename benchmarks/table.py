@@ -179,6 +179,41 @@ def capacity_table() -> str:
     )
 
 
+SERVED = {
+    "cache_tokens": "tokens of cache",
+    "first_token_ms": "first token, ms",
+    "inter_token_ms": "between tokens, ms",
+    "output_tokens_per_second": "output tokens/s",
+    "mean_first_token_ms": "mean first token, ms",
+}
+LOAD = ("measure", "requests", "tokens_in", "tokens_out")
+
+
+def serving_table() -> str:
+    """GVA against GQA, run by run: a ratio holds within a run only, and a row whose peer is missing has none."""
+    rows = read("serving")
+    lines = []
+    for commit in dict.fromkeys(row["commit"] for row in rows):
+        run = [row for row in rows if row["commit"] == commit]
+        for case in dict.fromkeys(
+            tuple(row[k] for k in ("measure", "requests", "tokens_in", "tokens_out")) for row in run
+        ):
+            measure, requests, tokens_in, tokens_out = case
+            values = {row["variant"]: float(row["value"]) for row in run if tuple(row[k] for k in LOAD) == case}
+            gqa, gva = values.get("gqa"), values.get("gva-drope-16")
+            shown = ["-" if x is None else f"{x:,.0f}" if x >= 1000 else f"{x:.1f}" for x in (gqa, gva)]
+            load = f"{requests} x {tokens_in} / {tokens_out}" if requests != "0" else ""
+            ratio = f"{gva / gqa:.3f}" if gqa and gva else "-"
+            lines.append([SERVED[measure], load, *shown, ratio, commit])
+    row = rows[-1]
+    settings = (
+        f" vLLM {row['vllm']}, preset {row['preset']}, {row['dtype']}, block_size {row['block_size']}, max_num_seqs "
+        f"{row['max_num_seqs']}, max_num_batched_tokens {row['max_num_batched_tokens']}, {row['cache_gib']} GiB."
+    )
+    header = ["", "requests x in / out", "`gqa`", "`gva-drope-16`", "GVA over GQA", "commit"]
+    return markdown(header, lines, row, settings)
+
+
 def mask_table() -> str:
     rows = last_run("train-document-mask")
     header = ["variant", "step ms", "tokens/s", "against the first"]
@@ -222,13 +257,14 @@ def training_table() -> str:
 def pages() -> dict[pathlib.Path, str]:
     """Every generated file and what it should hold."""
     decode = last_run("decode")
-    performance, training = (ROOT / "docs" / f"{name}.md" for name in ("performance", "training"))
-    found = {page: page.read_text() for page in (performance, training)}
+    performance, training, serving = (ROOT / "docs" / f"{name}.md" for name in ("performance", "training", "serving"))
+    found = {page: page.read_text() for page in (performance, training, serving)}
     for page, mark, content in (
         (performance, "decode", table(decode)),
         (performance, "prefill", prefill_table()),
         (performance, "end to end", end_to_end_table()),
         (performance, "capacity", capacity_table()),
+        (serving, "serving", serving_table()),
         (training, "train", training_table()),
         (training, "document mask", mask_table()),
     ):
