@@ -128,8 +128,8 @@ class GvaConfig(PreTrainedConfig):
     """
 
     model_type = "gva"
-    # By these names others look for them: vLLM plans FlashAttention's work with the number of key heads.
-    attribute_map = {"num_key_value_heads": "num_value_groups", "head_dim": "value_head_dim"}  # noqa: RUF012
+    # Others look for it by this name: vLLM plans FlashAttention's work with it.
+    attribute_map = {"num_key_value_heads": "num_value_groups"}  # noqa: RUF012
     keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012 - the base class declares the type
 
     vocab_size: int = 50304
@@ -277,6 +277,11 @@ class GvaConfig(PreTrainedConfig):
         check(value is None, name, value, why)
 
     # ---- derived widths ----
+
+    @property
+    def head_dim(self) -> int | None:
+        """The width of a head that is rotated as a whole, for those who look for it by this name; else None."""
+        return self.value_head_dim if self.positional == "rope" else None
 
     @property
     def content_dim(self) -> int:

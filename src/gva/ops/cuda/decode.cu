@@ -18,18 +18,19 @@
 // The running maximum moves only when a weight would exceed 2^8: then, and at the first tile, the sums are rescaled.
 // With scales a weight is probability * scale, and it is the weight that is bounded.
 //
-// Compiled for one shape and PER_SM blocks per multiprocessor: D_H, D_R, G, R, QUERIES per unit, UNIFORM_S (0: ragged), PAGE, TILE, STAGES, GROUPS per warp,
-// FIXED_TILES, HAS_LSE, FP8, HALF (queries are float16, else bfloat16), RUN: the tokens of one page that one copy takes; PAD
-// bytes lie between runs, so that the rows of a product fall into different banks.
+// Compiled for one shape: D_H, D_R, G, R, QUERIES per unit, UNIFORM_S (0: ragged), PAGE, FIXED_TILES, HAS_LSE, FP8, HALF
+// (queries are float16, else bfloat16); and one way to run it: PER_SM blocks per multiprocessor, TILE, STAGES, GROUPS per
+// warp, RUN: the tokens of one page that one copy takes; PAD bytes lie between runs, so that the rows of a product fall
+// into different banks.
 
 constexpr int ELEMENT = FP8 ? 1 : 2;
 constexpr int WARPS = G / GROUPS;
-constexpr int ROWS = QUERIES * R;          // query rows of a group
-constexpr int COLUMNS = (ROWS + 7) / 8;    // of 8 queries
-constexpr int BLOCKS = TILE / 16;          // of 16 tokens
-constexpr int SLABS = D_H * ELEMENT / 32;  // of 32 bytes: what one load of matrices takes from a token
-constexpr int STEPS = D_H / 16;            // products along d
-constexpr int ELEMENTS_PER_PAIR = 2 / ELEMENT;  // and so many products per load
+constexpr int ROWS = QUERIES * R;               // query rows of a group
+constexpr int COLUMNS = (ROWS + 7) / 8;         // of 8 queries
+constexpr int BLOCKS = TILE / 16;               // of 16 tokens
+constexpr int SLABS = D_H * ELEMENT / 32;       // of 32 bytes: what one load of matrices takes from a token
+constexpr int STEPS = D_H / 16;                 // products along d
+constexpr int PRODUCTS_PER_LOAD = 2 / ELEMENT;  // of matrices
 constexpr int ROPE_STEPS = (D_R + 15) / 16;
 constexpr int BLOCK_D = D_H <= 16 ? 16 : D_H <= 32 ? 32 : D_H <= 64 ? 64 : D_H <= 128 ? 128 : 256;
 
@@ -238,12 +239,12 @@ struct Groups {
                     u32 r[4];
                     load_matrices(r, mine + (first_group + group) * D_H * ELEMENT + block * BLOCK_BYTES + slab * 32);
 #pragma unroll
-                    for (int i = 0; i < ELEMENTS_PER_PAIR; ++i) {
+                    for (int i = 0; i < PRODUCTS_PER_LOAD; ++i) {
                         Pairs low{r[0], r[2]}, high{r[1], r[3]};
                         if (FP8) low = widen_e4m3(r[2 * i]), high = widen_e4m3(r[2 * i + 1]);
 #pragma unroll
                         for (int column = 0; column < COLUMNS; ++column) {
-                            auto& q = query[group][column][ELEMENTS_PER_PAIR * slab + i];
+                            auto& q = query[group][column][PRODUCTS_PER_LOAD * slab + i];
                             multiply_values(score[group][block][column], low.low, high.low, low.high, high.high, q[0], q[1]);
                         }
                     }
@@ -312,7 +313,7 @@ struct Groups {
                     load_matrices_transposed(
                         r, mine + (first_group + group) * D_H * ELEMENT + block * BLOCK_BYTES + slab * 32);
 #pragma unroll
-                    for (int i = 0; i < ELEMENTS_PER_PAIR; ++i) {
+                    for (int i = 0; i < PRODUCTS_PER_LOAD; ++i) {
                         Pairs first{r[0], r[2]}, second{r[1], r[3]};  // of the tokens
                         if (FP8) {
                             first = widen_e4m3(permute_bytes(r[2 * i], 0x3120));
@@ -320,7 +321,7 @@ struct Groups {
                         }
 #pragma unroll
                         for (int column = 0; column < COLUMNS; ++column) {
-                            auto& c = acc[group][column][ELEMENTS_PER_PAIR * slab + i];
+                            auto& c = acc[group][column][PRODUCTS_PER_LOAD * slab + i];
                             multiply_values(c, first.low, first.high, second.low, second.high, w[column][0], w[column][1]);
                         }
                     }
