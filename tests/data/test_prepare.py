@@ -130,13 +130,14 @@ def test_workers_and_repetition_change_no_byte(tmp_path, inputs):
 
 
 def test_a_kill_loses_no_finished_file(tmp_path, inputs):
-    """Killed as soon as the first shard is there; the next run keeps it and ends with the same bytes."""
+    """Killed as soon as the first file is done, whose held-out part is written last; the next run keeps its shards and
+    ends with the same bytes."""
     prepare_files(inputs, tmp_path / "whole", vocab_size=400, progress=False)
     out = tmp_path / "killed"
     words = [str(p) for p in inputs] + ["--out", str(out), "--vocab-size", "400", "--workers", "1"]
     run = subprocess.Popen([sys.executable, "-m", "gva.cli", "data", "prepare", *words], start_new_session=True)
     deadline = time.monotonic() + 120
-    while not (out / "train-00000.json").is_file() and run.poll() is None and time.monotonic() < deadline:
+    while not (out / "valid-00000.json").is_file() and run.poll() is None and time.monotonic() < deadline:
         time.sleep(0.002)
     os.killpg(run.pid, signal.SIGKILL)
     run.wait()
