@@ -26,7 +26,7 @@ class Config:
     rows: int  # query rows per group; groups * rows is the height of the tensor-core tile
     queries: int  # query tokens per unit of work
     warps: int
-    stages: int  # of the software pipeline; the page look-up takes half of them: (stages - 1) // 2 tiles in flight
+    stages: int  # tiles in flight; of Triton's pipeline the page look-up takes half: (stages - 1) // 2 tiles
     per_sm: int  # programs per multiprocessor, all resident at once
     burst_per_sm: int  # as many instead, where each then reads a single tile
     hopper: int = 0  # 1: the reading kernel is cuda/decode.cu; `groups` are then all of them, shared by the warps
@@ -48,10 +48,6 @@ class Config:
     @property
     def impl(self) -> str:
         return "cuda" if self.hopper else "triton"
-
-    @property
-    def height(self) -> int:
-        return self.groups * self.rows
 
 
 def lay_out_rows(G: int, R: int, d_h: int, max_seqlen_q: int, max_rows: int, max_width: int) -> tuple[int, int, int]:
