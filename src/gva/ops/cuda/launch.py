@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from ..backend import FP8
@@ -63,28 +65,9 @@ def read(
 ) -> None:
     """In the place of triton/decode.py's decode_kernel, for the same schedule and workspace; the pages must fit."""
     size, (_, page, G, d_h) = value_pages.element_size(), value_pages.shape
-    H, d_r = q_absorbed.shape[1], q_rope.shape[2]
-    row = row_bytes(value_pages.dtype, G, d_h, d_r)
-    run, pad = copies(config.tile, row, page)
-    defines = {
-        "D_H": d_h,
-        "D_R": d_r,
-        "G": G,
-        "R": H // G,
-        "QUERIES": config.queries,
-        "UNIFORM_S": max_seqlen_q if cu_seqlens_q is None else 0,
-        "PAGE": page,
-        "TILE": config.tile,
-        "STAGES": config.stages,
-        "GROUPS": G // config.warps,
-        "FIXED_TILES": split_tiles,
-        "HAS_LSE": int(lse is not None),
-        "FP8": int(value_pages.dtype == FP8),
-        "HALF": int(q_absorbed.dtype == torch.float16),
-        "PER_SM": config.per_sm,
-        "RUN": run,
-        "PAD": pad,
-    }
+    variant, threads, shared_bytes = shape_of(
+        config, d_h, q_rope.shape[2], G, q_absorbed.shape[1] // G, page, max_seqlen_q if cu_seqlens_q is None else 0,
+        split_tiles, lse is not None, value_pages.dtype, q_absorbed.dtype)  # fmt: skip
     arguments = compile.Arguments(
         q_absorbed.data_ptr(),
         q_rope.data_ptr(),
@@ -108,11 +91,46 @@ def read(
         -(-max_seqlen_q // config.queries),
         shares,
     )
-    compile.launch(
-        tuple(defines.items()),
-        arguments,
-        (shares, units if split_tiles else 1),
-        32 * (config.warps + 1),
-        config.stages * (-(-(config.tile * row + config.tile // run * pad) // 128) * 128 + BARRIER_BYTES),
-        q_absorbed.device,
-    )
+    grid = shares, units if split_tiles else 1
+    compile.launch(variant, arguments, grid, threads, shared_bytes, q_absorbed.device)
+
+
+@functools.cache
+def shape_of(
+    config: Config,
+    d_h: int,
+    d_r: int,
+    G: int,
+    R: int,
+    page: int,
+    uniform: int,
+    split_tiles: int,
+    has_lse: bool,
+    value_dtype: torch.dtype,
+    query_dtype: torch.dtype,
+) -> tuple[tuple[tuple[str, int], ...], int, int]:
+    """What the kernel is compiled for, its threads and its shared memory."""
+    row = row_bytes(value_dtype, G, d_h, d_r)
+    run, pad = copies(config.tile, row, page)
+    defines = {
+        "D_H": d_h,
+        "D_R": d_r,
+        "G": G,
+        "R": R,
+        "QUERIES": config.queries,
+        "UNIFORM_S": uniform,
+        "PAGE": page,
+        "TILE": config.tile,
+        "STAGES": config.stages,
+        "GROUPS": G // config.warps,
+        "FIXED_TILES": split_tiles,
+        "HAS_LSE": int(has_lse),
+        "FP8": int(value_dtype == FP8),
+        "HALF": int(query_dtype == torch.float16),
+        "PER_SM": config.per_sm,
+        "RUN": run,
+        "PAD": pad,
+    }
+    tile_bytes = config.tile * row + config.tile // run * pad
+    shared_bytes = config.stages * (-(-tile_bytes // 128) * 128 + BARRIER_BYTES)
+    return tuple(defines.items()), 32 * (config.warps + 1), shared_bytes

@@ -13,10 +13,16 @@ from ..config import Config, power_of_two
 from . import append as append_kernels
 from . import decode as kernels
 from . import expand as expand_kernels
+from .launcher import Launcher
 
 INTERPRETED_MULTIPROCESSORS = 3  # Triton's interpreter runs programs one after another: few, but several per sequence
 
 FIXED_MERGE_UNITS = 32  # for which merges of fixed splits are shaped, however many there are
+
+plan_kernel, decode_kernel, merge_kernel = map(
+    Launcher, (kernels.plan_kernel, kernels.decode_kernel, kernels.merge_kernel)
+)
+append_kernel, expand_kernel = Launcher(append_kernels.append_kernel), Launcher(expand_kernels.expand_kernel)
 
 UNIT_COST = 4  # tiles that could be read in the time it takes to begin a unit: query, length, first page
 
@@ -97,7 +103,8 @@ def fill_schedule(
         return
     shares = workspace.part_lse.shape[0] // 2
     per_program = 32
-    kernels.plan_kernel[(triton.cdiv(shares, per_program),)](
+    plan_kernel(
+        (triton.cdiv(shares, per_program),),
         workspace.schedule,
         seq_lens,
         seq_lens if cu_seqlens_q is None else cu_seqlens_q,
@@ -147,10 +154,6 @@ def attend(
     slots = workspace.part_lse.shape[0]
     shares = slots // units if split_tiles else slots // 2
     pdl = overlaps_launches(q_absorbed.device)
-    if value_scales is not None and not config.hopper:
-        value_pages = value_pages.view(torch.int16)  # pairs of e4m3
-    unit_v, unit_k = alignment(value_pages, value_pages.stride(0)), alignment(rope_pages, rope_pages.stride(0))
-    scale_strides = value_scales.stride() if value_scales is not None else (0, 0, 0)
     blocks_per_seq = -(-max_seqlen_q // config.queries)
     shape = {
         "R": H // G,
@@ -168,7 +171,6 @@ def attend(
     lse_or_any = workspace.part_lse if lse is None else lse
     lse_stride = 0 if lse is None else lse.stride(0)
     launch = {"launch_pdl": True} if pdl else {}
-    grid = (shares * blocks, units) if split_tiles else (shares * blocks,)
     if config.hopper:
         from ..cuda.launch import read
 
@@ -177,7 +179,12 @@ def attend(
             q_absorbed, q_rope, value_pages, rope_pages, block_table, seq_lens, cu_seqlens_q, max_seqlen_q,
             scale * math.log2(math.e), value_scales, out, lse)  # fmt: skip
     else:
-        kernels.decode_kernel[grid](
+        if value_scales is not None:
+            value_pages = value_pages.view(torch.int16)  # pairs of e4m3
+        unit_v, unit_k = alignment(value_pages, value_pages.stride(0)), alignment(rope_pages, rope_pages.stride(0))
+        scale_strides = value_scales.stride() if value_scales is not None else (0, 0, 0)
+        decode_kernel(
+            (shares * blocks, units) if split_tiles else (shares * blocks,),
             q_absorbed,
             q_rope,
             value_pages,
@@ -233,7 +240,8 @@ def attend(
     # The order of a merge follows its shape, which with fixed splits may not depend on the batch.
     several = FIXED_MERGE_UNITS if split_tiles else units
     rows, block_h, parts, warps = merge_shape(config, several, blocks, H // G, power_of_two(d_h))
-    kernels.merge_kernel[(units, blocks * triton.cdiv(rows, block_h))](
+    merge_kernel(
+        (units, blocks * triton.cdiv(rows, block_h)),
         workspace.part_out,
         workspace.part_lse,
         workspace.schedule,
@@ -256,6 +264,7 @@ def attend(
     )
 
 
+@functools.cache
 def merge_shape(config: Config, units: int, blocks: int, R: int, block_d: int) -> tuple[int, int, int, int]:
     """(rows of a head block, rows and parts per program, warps) of the merging kernel.
 
@@ -288,7 +297,8 @@ def append(
         return
     scale_strides = value_scales.stride() if value_scales is not None else (0, 0, 0)
     rotated = cos is not None
-    append_kernels.append_kernel[(N,)](
+    append_kernel(
+        (N,),
         values,
         k_rope,
         value_pages,
@@ -331,7 +341,8 @@ def expand(
         values, k_rope = values.contiguous(), k_rope.contiguous()
     block_d, block_k = max(16, power_of_two(d_h)), max(16, power_of_two(d_n + d_r))
     tile = 64 if max(block_d, block_k) <= 128 and values.element_size() == 2 else 16
-    expand_kernels.expand_kernel[(triton.cdiv(N, tile), G)](
+    expand_kernel(
+        (triton.cdiv(N, tile), G),
         values,
         k_rope,
         values if slots is None else slots,
