@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gva import GvaConfig, cost
-from gva.train.optimizer import learning_rate, make_optimizer, named_state
+from gva.train.optimizer import learning_rate, make_optimizer, named_state, set_learning_rate
 from gva.train.recipe import RECIPES, Recipe, build, read_overrides
 from gva.train.zclip import ZClip, gradient_norm, scale_gradients
 from models import tiny_model
@@ -111,12 +111,49 @@ def test_gradients_are_scaled_to_the_target_or_left_alone():
 def test_gains_do_not_decay_and_the_state_names_each_weight_once():
     model = tiny_model("gva-scale-matched", torch.float32)
     optimizer = make_optimizer(model, Recipe())
-    decayed = {id(p) for p in optimizer.param_groups[0]["params"]}
+    decayed = {id(p) for group in optimizer.param_groups if group["weight_decay"] for p in group["params"]}
     for name, parameter in model.named_parameters():
         assert (id(parameter) in decayed) == ("norm" not in name), name
     names = [n for n in named_state(model, optimizer) if n.startswith("model.")]
     assert len(names) == len(list(model.parameters()))
     assert "model.lm_head.weight" not in names
+
+
+@pytest.mark.parametrize("variant", ["gva-drope-16", "gqa"])
+def test_the_maps_move_at_their_own_rate_and_decay_like_the_others(variant):
+    model = tiny_model(variant, torch.float32)
+    recipe = Recipe(lr=1e-3, map_lr=8.0, weight_decay=0.1)
+    optimizer = make_optimizer(model, recipe)
+    set_learning_rate(optimizer, 5e-4)
+    groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+    for name, parameter in model.named_parameters():
+        group = groups.pop(id(parameter))
+        assert group["lr"] == pytest.approx(4e-3 if "key_map" in name else 5e-4), name
+        if "norm" not in name:
+            assert group["lr"] * group["weight_decay"] == pytest.approx(5e-5), name
+    assert groups == {}
+
+
+def test_a_step_of_the_maps_is_as_much_longer_as_their_rate():
+    moved = {}
+    for map_lr in (1.0, 4.0):
+        model = tiny_model("gva-drope-16", torch.float32)
+        before = {name: p.detach().clone() for name, p in model.named_parameters()}
+        optimizer = make_optimizer(model, Recipe(map_lr=map_lr, weight_decay=0.0))
+        set_learning_rate(optimizer, 1e-3)
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        moved[map_lr] = {name: (before[name] - p).mean().item() for name, p in model.named_parameters()}
+    for name, distance in moved[4.0].items():
+        assert distance == pytest.approx(moved[1.0][name] * (4 if "key_map" in name else 1), rel=1e-3), name
+
+
+def test_a_recipe_without_a_young_field_is_the_recipe_it_was():
+    assert "map_lr" not in Recipe().identity()
+    assert Recipe(map_lr=2.0).identity()["map_lr"] == 2.0
+    with pytest.raises(ValueError, match="map_lr"):
+        Recipe(map_lr=0.0)
 
 
 def test_training_flops_are_those_of_the_usual_count():

@@ -11,11 +11,15 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
-    """Matrices decay, gains do not. The state exists from the start, so that a checkpoint can be read into it."""
+    """Matrices decay, gains do not, and the maps M_h have a rate of their own, at which they decay no faster than the
+    others. The state exists from the start, so that a checkpoint can be read into it."""
     parameters = list(model.parameters())
+    maps = [p for name, p in model.named_parameters() if "key_map." in name]
+    others = [p for p in parameters if not any(p is one for one in maps)]
     groups = [
-        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": recipe.weight_decay},
-        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+        {"params": [p for p in others if p.dim() >= 2], "weight_decay": recipe.weight_decay, "rate": 1.0},
+        {"params": [p for p in others if p.dim() < 2], "weight_decay": 0.0, "rate": 1.0},
+        {"params": maps, "weight_decay": recipe.weight_decay / recipe.map_lr, "rate": recipe.map_lr},
     ]
     optimizer = torch.optim.AdamW(groups, lr=recipe.lr, betas=(recipe.beta1, recipe.beta2), eps=recipe.eps, fused=True)
     for parameter in parameters:
@@ -36,7 +40,7 @@ def learning_rate(recipe: Recipe, step: int) -> float:
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate * group["rate"]
 
 
 def named_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -16,6 +16,9 @@ FREE = (
     "tasks_every", "tasks", "tasks_data", "tasks_limit",
 )  # fmt: skip
 
+# Fields younger than runs that are kept: a run that leaves them alone is the run it was.
+YOUNG = ("map_lr",)
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -28,6 +31,7 @@ class Recipe:
     seed: int = 0  # initial weights, and the data order unless data_seed says otherwise
     data_seed: int | None = None
     lr: float = 1e-3
+    map_lr: float = 1.0  # rate of GVA's maps M_h, in units of lr
     min_lr: float = 0.1  # of lr, where the cosine ends
     warmup: int = 100
     weight_decay: float = 0.1
@@ -63,6 +67,7 @@ class Recipe:
             "keep_checkpoints",
         ):
             check(getattr(self, name) > 0, name, getattr(self, name), "must be positive")
+        check(self.map_lr > 0, "map_lr", self.map_lr, "must be positive")
         check_choice("precision", self.precision, ("bf16", "fp32"))
         check_choice("parallel", self.parallel, ("ddp", "fsdp"))
         for name in ("tasks_every", "tasks_limit"):
@@ -85,7 +90,8 @@ class Recipe:
 
     def identity(self) -> dict[str, Any]:
         """What must not change when a run is resumed."""
-        return {name: value for name, value in asdict(self).items() if name not in FREE}
+        untouched = {name for name in YOUNG if getattr(self, name) == getattr(Recipe, name)}
+        return {name: value for name, value in asdict(self).items() if name not in (*FREE, *untouched)}
 
 
 # demo: minutes on two cores. small: 79M tokens, a minute on one H200. paper-350m: the paper's 30B tokens; batch,
