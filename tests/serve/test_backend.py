@@ -78,6 +78,7 @@ def test_a_padded_step_of_a_full_graph(S):
         num_reqs=padded,
         num_actual_tokens=padded * S,
         max_query_len=S,
+        slot_mapping=torch.full((padded * S,), -1),
     )
     (run,) = builder.build(0, step).runs
     assert run.tokens == slice(0, padded * S)
@@ -106,6 +107,7 @@ def test_a_prompt_that_attends_absorbed_has_no_kernel_of_its_own():
         num_reqs=1,
         num_actual_tokens=7,
         max_query_len=7,
+        slot_mapping=torch.arange(7),
     )
     (run,) = builder.build(0, step).runs
     assert run.cu_seqlens_q.tolist() == [0, 7]
@@ -184,6 +186,7 @@ def mixed_step():
         query_start_loc_cpu=starts,
         seq_lens=seq_lens,
         seq_lens_cpu_upper_bound=seq_lens,
+        slot_mapping=torch.arange(15),
         block_table_tensor=torch.randperm(16).reshape(4, 4).int(),
         num_reqs=4,
         num_actual_tokens=15,
@@ -226,11 +229,9 @@ def test_a_layer_of_a_mixed_step_asks_little_of_the_host(monkeypatch):
     cu_q, cu_k = (torch.tensor(x, dtype=torch.int32) for x in (starts_q, starts_k))
     decodes = Absorbed(slice(0, 2), table, lengths, None, 1, plan)
     prompts = Expanded(slice(2, 12), cu_q, cu_k, starts_q, starts_k, slots_of(table, cu_k, 27, BLOCK))
-    impl, step = GvaImpl(H, 32, layer.scale), StepMetadata([decodes, prompts])
+    impl, step = GvaImpl(H, 32, layer.scale), StepMetadata(torch.arange(12), [decodes, prompts])
     q, k_rope, state, out = (torch.randn(12, width) for width in (H * 32, 16, 64, H * 32))
-    slots = torch.arange(12)
     with Recorded() as recorded:
-        impl.do_kv_cache_update(layer, k_rope, state, layer.kv_cache, slots)
         impl.forward(layer, q, k_rope, state, layer.kv_cache, step, out)
     assert kernels == ["append", "decode", "expand", "flash"]
     computing = [name for name in recorded.names if name.split(".")[1] not in ("view", "slice", "transpose")]

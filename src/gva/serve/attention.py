@@ -177,8 +177,7 @@ class DecoupledAttention(ServedAttention, AttentionLayerBase):
         k_rope = rotate(k_rope[:, None], rotation).flatten(1)
         state, name = self.state(state), _encode_layer_name(self.layer_name)
         out = q.new_empty(q.shape[0], self.num_heads * self.value_dim)
-        written = torch.ops.vllm.unified_kv_cache_update(k_rope, state, name)
-        torch.ops.vllm.unified_attention_with_output(q, k_rope, state, out, name, kv_cache_dummy_dep=written)
+        torch.ops.vllm.unified_attention_with_output(q, k_rope, state, out, name)
         return self.o_proj(out)[0]
 
     # ---- what the runs of a step ask, eagerly, at every layer: each torch op costs the host microseconds ----

@@ -29,15 +29,16 @@ EXPANDED_TOKENS = 32768  # that may have keys and values of every head at a time
 
 @dataclass
 class StepMetadata(AttentionMetadata):
-    """The runs of one step, in the order of its tokens."""
+    """Where the step's new rows go, [N], and its runs, in the order of their tokens."""
 
+    slots: Tensor
     runs: list[Absorbed | Expanded]
 
 
 class GvaBackend(PageShape, AttentionBackend):
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float32, torch.float16, torch.bfloat16]
     supported_kv_cache_dtypes: ClassVar[list[str]] = ["auto", "bfloat16", "float16", "float32", "fp8", "fp8_e4m3"]
-    forward_includes_kv_cache_update = False
+    forward_includes_kv_cache_update = True  # a call less at every layer
 
     @staticmethod
     def get_name() -> str:
@@ -57,18 +58,11 @@ class GvaBackend(PageShape, AttentionBackend):
 
 
 class GvaImpl(AttentionImpl):
-    """What vLLM's ops call: first the write of the new rows, then attention. Stateless beside its layer."""
+    """What vLLM's op calls: it writes the new rows, then attends. Stateless beside its layer."""
 
     def __init__(self, num_heads: int, head_size: int, scale: float, **unused: Any) -> None:
         self.num_heads, self.head_size, self.scale = num_heads, head_size, scale
         self.kv_cache_dtype = "auto"
-
-    def do_kv_cache_update(
-        self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
-    ) -> None:
-        """key [N, d_r] is the rotated key, value [N, G*width] the state of the new tokens."""
-        if layer.pages is not None:
-            layer.row.write(layer.pages, value, key, slot_mapping)
 
     def forward(
         self,
@@ -82,10 +76,12 @@ class GvaImpl(AttentionImpl):
         output_scale: Tensor | None = None,
         output_block_scale: Tensor | None = None,
     ) -> Tensor:
-        """query [N, H*d_qk], its slice rotated -> output [N, H*d_h]. Tokens past the last run pad a graph."""
+        """query [N, H*d_qk], its slice rotated; key [N, d_r], rotated, and value [N, G*width], the state of the new
+        tokens -> output [N, H*d_h]. Tokens past the last run pad a graph."""
         if attn_metadata is None:  # vLLM measures memory: hold what the largest prompt will
             layer.reserve_expanded(query.device, EXPANDED_TOKENS)
             return output.zero_()
+        layer.row.write(layer.pages, value, key, attn_metadata.slots)
         q, out = query.view(len(query), self.num_heads, -1), output.view(len(output), self.num_heads, -1)
         for run in attn_metadata.runs:
             run.attend(layer, q, value, key, out)
@@ -107,14 +103,16 @@ class StepBuilder(AttentionMetadataBuilder[StepMetadata]):
         step = common_attn_metadata
         starts = step.query_start_loc_cpu[: step.num_reqs + 1].tolist()
         few = self.reorder_batch_threshold if self.expands else step.max_query_len
-        if step.max_query_len <= few:
-            return StepMetadata([self.absorbed(step, 0, step.num_reqs, starts, step.num_actual_tokens)])
-        counts = [last - first for first, last in pairwise(starts)]
-        decodes = next(i for i, count in enumerate(counts) if count > few)
         runs: list[Absorbed | Expanded] = []
-        if decodes:
-            runs.append(self.absorbed(step, 0, decodes, starts, starts[decodes]))
-        return StepMetadata(runs + self.prompts(step, decodes, starts))
+        if step.max_query_len <= few:
+            runs.append(self.absorbed(step, 0, step.num_reqs, starts, step.num_actual_tokens))
+        else:
+            counts = [last - first for first, last in pairwise(starts)]
+            decodes = next(i for i, count in enumerate(counts) if count > few)
+            if decodes:
+                runs.append(self.absorbed(step, 0, decodes, starts, starts[decodes]))
+            runs += self.prompts(step, decodes, starts)
+        return StepMetadata(step.slot_mapping, runs)
 
     def absorbed(self, step: Any, first: int, last: int, starts: list[int], end: int) -> Absorbed:
         """Requests `first` to `last`, whose tokens end at `end`: a padded graph has more than its requests do."""
