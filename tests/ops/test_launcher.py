@@ -1,5 +1,7 @@
 """A remembered launch is the launch Triton would have made."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -84,6 +86,24 @@ def test_what_triton_compiles_anew_for_is_asked_of_triton(kernel, change):
         launch((1,), named.pop("x"), named.pop("n"), **named)
     assert len(kernel.compiled) == 2
     assert kernel.launched == []
+
+
+def test_what_is_traced_or_taken_over_is_not_remembered(kernel, monkeypatch):
+    launch, x = launcher.Launcher(kernel), aligned()
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    launch((1,), x, 7, WIDTH=64, EVEN=True)
+    monkeypatch.undo()
+    assert launch.compiled == {}
+
+    class TakenOver(Kernel):
+        def __getitem__(self, grid):
+            return lambda *arguments, **named: None
+
+    launch = launcher.Launcher(TakenOver())
+    monkeypatch.setattr(launcher, "driver", SimpleNamespace(active=kernel.driver))
+    launch((1,), x, 7, WIDTH=64, EVEN=True)
+    launch((1,), x, 7, WIDTH=64, EVEN=True)
+    assert launch.compiled == {}
 
 
 def test_another_device_is_another_kernel(kernel):

@@ -13,9 +13,10 @@ REMEMBERED = 1024  # sets of arguments of one kernel; a batch's size is among th
 class Launcher:
     """A Triton kernel, called with its grid, its run-time arguments in order and, by name, its constants and options.
 
-    Everything that Triton may compile a variant for is part of the key: the device, constants and options, types of
-    tensors and whether they are aligned, and all numbers as they are. Not on AMD, where a tensor's size counts too,
-    nor in the interpreter.
+    All of a call that Triton may compile a variant for is part of the key: the device, constants and options, types of
+    tensors and whether they are aligned, and all numbers as they are. Triton's settings (debugging, instrumentation)
+    are those of the first such call. Nothing is remembered on AMD, where a tensor's size counts too, in the
+    interpreter, or while torch.compile traces, which puts an op of its own in the place of the launch.
     """
 
     def __init__(self, kernel: Any) -> None:
@@ -24,7 +25,7 @@ class Launcher:
         self.compiled: dict[tuple, tuple[Any, tuple]] = {}
 
     def __call__(self, grid: tuple[int, ...], *arguments: Any, **named: Any) -> None:
-        if not self.remembers:
+        if not self.remembers or torch.compiler.is_compiling():
             self.kernel[grid](*arguments, **named)
             return
         key = (
@@ -38,6 +39,8 @@ class Launcher:
             compiled[(*grid, 1, 1)](*arguments, *constants)
             return
         compiled = self.kernel[grid](*arguments, **named)
-        if len(self.compiled) == REMEMBERED:
+        if compiled is None:  # a hook of Triton's took it over
+            return
+        if len(self.compiled) >= REMEMBERED:
             self.compiled.clear()
         self.compiled[key] = compiled, tuple(named[name] for name in self.kernel.arg_names[len(arguments) :])
