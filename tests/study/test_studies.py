@@ -15,11 +15,13 @@ def test_every_row_is_a_different_model_or_recipe(path):
     matrix = read_matrix(path)
     built = [row.build(matrix.preset, 0) for row in matrix.rows]
     assert len({(str(config.to_dict()), str(recipe)) for config, recipe in built}) == len(matrix.rows)
-    assert all(recipe.tokens == 78_643_200 for _, recipe in built)
+    tokens = 250_019_840 if path.stem == "6-medium" else 78_643_200
+    assert all(recipe.tokens == tokens for _, recipe in built)
 
 
 def test_the_rows_that_decide_the_claim_have_the_caches_they_are_named_for():
-    rows = {row.name: row for path in STUDIES for row in read_matrix(path).rows}
+    deciding = [path for path in STUDIES if path.stem in ("1-seeds", "2-variants")]
+    rows = {row.name: row for path in deciding for row in read_matrix(path).rows}
     scalars = {
         name: cost.cache_scalars_per_token_per_layer(rows[name].build("small", 0)[0])
         for name in ("gqa", "gva-drope-16", "gva-drope-16-twice-the-groups", "gqa-half-the-groups")
