@@ -50,7 +50,13 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=64, help="decode steps that are timed")
     parser.add_argument("--requests", type=int, default=256)
     parser.add_argument("--shapes", default="8192:2048,4096:1024,4096:256", help="IN:OUT of the throughput cases")
-    parser.add_argument("--eager", action="store_true", help="no compilation, no CUDA graphs: to try the script")
+    parser.add_argument(
+        "--graphs",
+        choices=("none", "vllm", "steps"),
+        default="vllm",
+        help="CUDA graphs of the sizes that vLLM captures itself (512 tokens at most), or of whole steps too: what "
+        "lies between two attentions is a graph then also where prompts are read. none: no compilation, for a trial",
+    )
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)  # of the child: the checkpoint to measure
     return parser.parse_args(argv)
 
@@ -95,7 +101,8 @@ def measure(arguments: argparse.Namespace) -> None:
         max_num_seqs=arguments.max_num_seqs,
         max_num_batched_tokens=arguments.max_num_batched_tokens,
         enable_prefix_caching=False,
-        enforce_eager=arguments.eager,
+        enforce_eager=arguments.graphs == "none",
+        compilation_config=graphs(arguments),
         disable_log_stats=True,
     )
     print(f"{arguments.variants}: engine after {time.perf_counter() - begin:.0f} s", flush=True)
@@ -111,7 +118,7 @@ def measure(arguments: argparse.Namespace) -> None:
         "max_num_seqs": arguments.max_num_seqs,
         "max_num_batched_tokens": arguments.max_num_batched_tokens,
         "cache_gib": arguments.cache_gib,
-        "eager": arguments.eager,
+        "graphs": arguments.graphs,
     }
     for case in arguments.cases.split(","):
         for result in globals()[f"measure_{case}"](engine, arguments):
@@ -127,6 +134,15 @@ def measure(arguments: argparse.Namespace) -> None:
             append_rows(arguments.csv, [row])
             after = f"after {time.perf_counter() - begin:.0f} s"
             print(f"{arguments.variants}: {case} {result} {after}", flush=True)
+
+
+def graphs(arguments: argparse.Namespace) -> dict:
+    """What vLLM is told about CUDA graphs: its own sizes, then multiples of 512 tokens up to a whole step."""
+    if arguments.graphs != "steps":
+        return {}
+    own = [1, 2, 4, *range(8, 256, 8), *range(256, 512, 16)]
+    whole = arguments.max_num_batched_tokens
+    return {"cudagraph_capture_sizes": [*own, *range(512, whole, 512), whole]}
 
 
 def random_prompts(count: int, length: int) -> list[list[int]]:

@@ -193,8 +193,9 @@ def serving_table() -> str:
     """GVA against GQA, run by run: a ratio holds within a run only, and a row whose peer is missing has none."""
     rows = read("serving")
     lines = []
-    for commit in dict.fromkeys(row["commit"] for row in rows):
-        run = [row for row in rows if row["commit"] == commit]
+    settings = ("commit", "graphs", "max_num_batched_tokens")
+    for of_run in dict.fromkeys(tuple(row[k] for k in settings) for row in rows):
+        run = [row for row in rows if tuple(row[k] for k in settings) == of_run]
         for case in dict.fromkeys(
             tuple(row[k] for k in ("measure", "requests", "tokens_in", "tokens_out")) for row in run
         ):
@@ -204,14 +205,14 @@ def serving_table() -> str:
             shown = ["-" if x is None else f"{x:,.0f}" if x >= 1000 else f"{x:.1f}" for x in (gqa, gva)]
             load = f"{requests} x {tokens_in} / {tokens_out}" if requests != "0" else ""
             ratio = f"{gva / gqa:.3f}" if gqa and gva else "-"
-            lines.append([SERVED[measure], load, *shown, ratio, commit])
+            lines.append([SERVED[measure], load, *shown, ratio, *reversed(of_run)])
     row = rows[-1]
-    settings = (
+    engine = (
         f" vLLM {row['vllm']}, preset {row['preset']}, {row['dtype']}, block_size {row['block_size']}, max_num_seqs "
-        f"{row['max_num_seqs']}, max_num_batched_tokens {row['max_num_batched_tokens']}, {row['cache_gib']} GiB."
+        f"{row['max_num_seqs']}, {row['cache_gib']} GiB. Tokens a step: max_num_batched_tokens; graphs: `--graphs`."
     )
-    header = ["", "requests x in / out", "`gqa`", "`gva-drope-16`", "GVA over GQA", "commit"]
-    return markdown(header, lines, row, settings)
+    header = ["", "requests x in / out", "`gqa`", "`gva-drope-16`", "GVA over GQA", "tokens a step", "graphs", "commit"]
+    return markdown(header, lines, row, engine)
 
 
 def mask_table() -> str:

@@ -19,7 +19,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from gva.ops.config import choose_triton, power_of_two
-from gva.ops.triton import append, decode, expand, loss
+from gva.ops.triton import absorb, append, decode, expand, loss
 
 FLOATS = {"value_scales", "losses", "lse", "part_out", "part_lse", "cos", "sin"}
 INTEGERS = {"block_table", "seq_lens", "cu_seqlens_q", "schedule", "positions"}
@@ -82,6 +82,7 @@ def families():
     plan = {"UNIFORM_S": 1, "QUERIES": 1, "TILE": 64, "UNITS": 64, "SHARES": 32}
     keys = {"R": R, "H": G * R, "D_H": D_H, "D_N": D_H - D_R, "D_R": D_R, "BLOCK_D": 64, "BLOCK_K": 64, "TILE": 64}
     keys |= {"PAGE": 0, "PRECISION": None, "WIDEN": False}
+    queries = {"H": G * R, "D_N": D_H - D_R, "D_H": D_H, "BLOCK_N": 64, "BLOCK_D": 64, "TILE": 32, "PRECISION": None}
     new = {"G": G, "D_H": D_H, "D_R": D_R, "PAGE": PAGE, "BLOCK_G": 4, "BLOCK_D": 64, "BLOCK_R": 8, "ROTATE": True}
     return {
         "decode": decode_constants(),
@@ -93,6 +94,7 @@ def families():
         "merge": (decode.merge_kernel, merge, 1, 3, torch.bfloat16, False),
         "plan": (decode.plan_kernel, plan, 4, 3, torch.bfloat16, False),
         "append": (append.append_kernel, {**new, "QUANTISE": False}, 4, 3, torch.bfloat16, False),
+        "absorb": (absorb.absorb_kernel, {**queries, "WIDEN": False}, 4, 3, torch.bfloat16, False),
         "expand": (expand.expand_kernel, keys, 4, 3, torch.bfloat16, False),
         "expand pages": (expand.expand_kernel, {**keys, "PAGE": PAGE}, 4, 3, torch.bfloat16, False),
         "loss": (loss.cross_entropy_kernel, {"BLOCK": 8192}, 16, 3, torch.bfloat16, False),
@@ -105,7 +107,7 @@ def compile_for(target, kernel, constants, warps, stages, dtype, fp8):
     element = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}[dtype]
     signature, attributes = {}, {}
     pointers = {"q_absorbed", "q_rope", "k_rope", "out", "values", "value_pages", "rope_pages"}
-    pointers |= {"maps", "keys", "repeated", "logits"}
+    pointers |= {"maps", "keys", "repeated", "logits", "queries", "absorbed"}
     for index, name in enumerate(kernel.arg_names):
         if name in constants:
             signature[name] = "constexpr"

@@ -128,6 +128,7 @@ def test_every_kernel_of_ours_names_its_constants_behind_its_arguments():
         launch.decode_kernel,
         launch.merge_kernel,
         launch.append_kernel,
+        launch.absorb_kernel,
         launch.expand_kernel,
     ):
         function = getattr(ours.kernel, "fn", ours.kernel)

@@ -18,10 +18,13 @@ from vllm.utils.torch_utils import _encode_layer_name
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from gva.attention.rope import Rotation, rotate
+from gva.ops.absorb import absorb_tokens
 from gva.ops.expand import expand_tokens
 from gva.serve.backend import GvaBackend
 from gva.serve.checks import FP8
 from gva.serve.rows import Row, Views
+
+KeysAndValues = tuple[Tensor, Tensor]
 
 
 class JointProjection(MergedColumnParallelLinear):
@@ -194,29 +197,30 @@ class DecoupledAttention(ServedAttention, AttentionLayerBase):
 
     def absorb(self, q: Tensor) -> tuple[Tensor, Tensor]:
         """Queries for the state as it lies, [n, H, width], and their rotated slice, of q [n, H, d_qk]."""
-        q_absorbed = torch.bmm(q[..., : self.content_dim].transpose(0, 1), self.maps())
-        return q_absorbed.transpose(0, 1), q[..., self.content_dim :]
+        return absorb_tokens(q, self.maps()), q[..., self.content_dim :]
 
     def maps(self) -> Tensor:
         """M_h^T of every head on this rank, [H, d_n, width]."""
         raise NotImplementedError
 
-    def expand(self, state: Tensor, k_rope: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys [T, H, d_qk] and values [T, H, d_h] of the state [T, G, width] and k_rope [T, d_r]."""
-        return expand_tokens(state, k_rope, self.maps())
+    def expand(self, state: Tensor, k_rope: Tensor, into: KeysAndValues | None) -> KeysAndValues:
+        """Keys [T, H, d_qk] and values [T, H, d_h] of the state [T, G, width] and k_rope [T, d_r]. `into`: what the
+        layer before got, which may be overwritten."""
+        return expand_tokens(state, k_rope, self.maps(), None, into)
 
-    def expand_cached(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+    def expand_cached(self, slots: Tensor, into: KeysAndValues | None) -> KeysAndValues:
         """The same of cached tokens, at slots [T]."""
-        return self.expand(*self.row.read(self.kv_cache, slots))
+        return self.expand(*self.row.read(self.kv_cache, slots), into)
 
     def values_of(self, attended: Tensor, out: Tensor) -> None:
         """Values [n, H, d_h], into `out`, of what the absorbed form attended, unless that is `out` already."""
 
     def reserve_expanded(self, device: torch.device, tokens: int) -> None:
-        """Hold for a moment what `expand` will give for so many tokens: vLLM measures the peak, then fills the rest."""
+        """Hold for a moment what `expand` will give for so many tokens: vLLM measures the peak, then fills the rest.
+        Twice, for the metadata of one step may outlive the beginning of the next."""
         if device.type == "cuda":
             width = self.num_heads * (self.query_dim + self.value_dim)
-            torch.empty(tokens, width, dtype=self.row.dtype, device=device)
+            torch.empty(2 * tokens, width, dtype=self.row.dtype, device=device)
 
 
 class GroupedValueAttention(DecoupledAttention):
@@ -227,11 +231,11 @@ class GroupedValueAttention(DecoupledAttention):
     def maps(self) -> Tensor:
         return self.key_map.weight
 
-    def expand_cached(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+    def expand_cached(self, slots: Tensor, into: KeysAndValues | None) -> KeysAndValues:
         if self.row.fp8 or self.pages is None:
-            return super().expand_cached(slots)
+            return super().expand_cached(slots, into)
         values, rope, _ = self.pages
-        return expand_tokens(values, rope, self.maps(), slots)  # reads the pages itself
+        return expand_tokens(values, rope, self.maps(), slots, into)  # reads the pages itself
 
 
 class GroupedTiedAttention(DecoupledAttention):
@@ -241,7 +245,7 @@ class GroupedTiedAttention(DecoupledAttention):
         q_nope, q_rope = q[..., : self.content_dim], q[..., self.content_dim :]
         return nn.functional.pad(q_nope, (0, self.row.width - self.content_dim)), q_rope
 
-    def expand(self, state: Tensor, k_rope: Tensor) -> tuple[Tensor, Tensor]:
+    def expand(self, state: Tensor, k_rope: Tensor, into: KeysAndValues | None) -> KeysAndValues:
         state = state.repeat_interleave(self.num_heads // self.row.groups, dim=1)
         k_rope = k_rope[:, None].expand(-1, self.num_heads, -1)
         return torch.cat((state[..., : self.content_dim], k_rope), dim=-1), state
@@ -270,7 +274,7 @@ class LatentAttention(DecoupledAttention):
     def maps(self) -> Tensor:
         return self.k_up_proj.weight
 
-    def expand(self, state: Tensor, k_rope: Tensor) -> tuple[Tensor, Tensor]:
+    def expand(self, state: Tensor, k_rope: Tensor, into: KeysAndValues | None) -> KeysAndValues:
         k_nope, v = (
             nn.functional.linear(state[:, 0], up.weight.flatten(0, 1)).unflatten(-1, (self.num_heads, -1))
             for up in (self.k_up_proj, self.v_up_proj)

@@ -79,7 +79,7 @@ class GvaImpl(AttentionImpl):
         """query [N, H*d_qk], its slice rotated; key [N, d_r], rotated, and value [N, G*width], the state of the new
         tokens -> output [N, H*d_h]. Tokens past the last run pad a graph."""
         if attn_metadata is None:  # vLLM measures memory: hold what the largest prompt will
-            layer.reserve_expanded(query.device, EXPANDED_TOKENS)
+            layer.reserve_expanded(query.device, max(EXPANDED_TOKENS, len(query)))
             return output.zero_()
         layer.row.write(layer.pages, value, key, attn_metadata.slots)
         q, out = query.view(len(query), self.num_heads, -1), output.view(len(output), self.num_heads, -1)

@@ -10,6 +10,7 @@ import torch
 import triton
 
 from ..config import Config, power_of_two
+from . import absorb as absorb_kernels
 from . import append as append_kernels
 from . import decode as kernels
 from . import expand as expand_kernels
@@ -22,7 +23,9 @@ FIXED_MERGE_UNITS = 32  # for which merges of fixed splits are shaped, however m
 plan_kernel, decode_kernel, merge_kernel = map(
     Launcher, (kernels.plan_kernel, kernels.decode_kernel, kernels.merge_kernel)
 )
-append_kernel, expand_kernel = Launcher(append_kernels.append_kernel), Launcher(expand_kernels.expand_kernel)
+append_kernel, absorb_kernel, expand_kernel = map(
+    Launcher, (append_kernels.append_kernel, absorb_kernels.absorb_kernel, expand_kernels.expand_kernel)
+)
 
 UNIT_COST = 4  # tiles that could be read in the time it takes to begin a unit: query, length, first page
 
@@ -327,14 +330,45 @@ def append(
     )
 
 
+def absorb(q: torch.Tensor, maps: torch.Tensor) -> torch.Tensor:
+    """Tensors as in `absorb.absorb_tokens`."""
+    (N, H, _), (_, d_n, d_h) = q.shape, maps.shape
+    absorbed = q.new_empty(N, H, d_h)
+    if N == 0:
+        return absorbed
+    block_d, tile = max(16, min(128, power_of_two(d_h))), 32
+    absorb_kernel(
+        (triton.cdiv(N, tile), H, triton.cdiv(d_h, block_d)),
+        q,
+        maps,
+        absorbed,
+        N,
+        *q.stride()[:2],
+        H=H,
+        D_N=d_n,
+        D_H=d_h,
+        BLOCK_N=max(16, power_of_two(d_n)),
+        BLOCK_D=block_d,
+        TILE=tile,
+        PRECISION="ieee" if q.dtype == torch.float32 else None,
+        WIDEN=interpreted() and q.dtype == torch.bfloat16,
+        num_warps=4,
+    )
+    return absorbed
+
+
 def expand(
-    values: torch.Tensor, k_rope: torch.Tensor, maps: torch.Tensor, slots: torch.Tensor | None = None
+    values: torch.Tensor,
+    k_rope: torch.Tensor,
+    maps: torch.Tensor,
+    slots: torch.Tensor | None = None,
+    into: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Tensors as in `expand.expand_tokens`."""
     N = len(values if slots is None else slots)
     page = 0 if slots is None else values.shape[1]
     (G, d_h), (H, d_n, _), d_r = values.shape[-2:], maps.shape, k_rope.shape[-1]
-    keys, repeated = values.new_empty(N, H, d_n + d_r), values.new_empty(N, H, d_h)
+    keys, repeated = into or (values.new_empty(N, H, d_n + d_r), values.new_empty(N, H, d_h))
     if N == 0:
         return keys, repeated
     if values.stride(-1) != 1 or k_rope.stride(-1) != 1:
