@@ -21,6 +21,7 @@ from vllm.sequence import IntermediateTensors  # noqa: E402
 
 from gva.attention.rope import Rotation, frequencies  # noqa: E402
 from gva.serve.attention import CLASSES, JointProjection  # noqa: E402
+from gva.serve.roomy import roomy  # noqa: E402
 
 
 class DecoderLayer(nn.Module):
@@ -103,7 +104,7 @@ class GvaForCausalLM(nn.Module):
         intermediate_tensors: IntermediateTensors | None = None,
         inputs_embeds: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        return self.model(input_ids, positions, intermediate_tensors, inputs_embeds)
+        return roomy(self.model, input_ids, positions, intermediate_tensors, inputs_embeds)
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
         return self.logits_processor(self.lm_head, hidden_states)
