@@ -82,7 +82,7 @@ class GvaImpl(AttentionImpl):
             layer.reserve_expanded(query.device, max(EXPANDED_TOKENS, len(query)))
             return output.zero_()
         layer.row.write(layer.pages, value, key, attn_metadata.slots)
-        q, out = query.view(len(query), self.num_heads, -1), output.view(len(output), self.num_heads, -1)
+        q, out = (x.view(x.shape[0], self.num_heads, -1) for x in (query, output))
         for run in attn_metadata.runs:
             run.attend(layer, q, value, key, out)
         return output

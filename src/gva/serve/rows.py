@@ -48,14 +48,14 @@ class Row:
     def write(self, views: Views, state: Tensor, k_rope: Tensor, slots: Tensor) -> None:
         """Rows of new tokens: state [N, G*width], k_rope [N, d_r] at slots [N], negative ones being padding."""
         values, rope, scales = views
-        count = len(slots)
-        if count < len(state):  # tokens past it pad a graph
+        count = slots.shape[0]
+        if count < state.shape[0]:  # tokens past it pad a graph
             state, k_rope = state[:count], k_rope[:count]
         library.append(self.grouped(state), k_rope, values, rope, slots, None, None, None, scales)
 
     def grouped(self, state: Tensor) -> Tensor:
         """[N, G*width] -> [N, G, width]"""
-        return state.view(len(state), self.groups, self.width)
+        return state.view(state.shape[0], self.groups, self.width)
 
     def read(self, kv_cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
         """State [T, G, width] and k_rope [T, d_r] of cached tokens, in the model's precision."""

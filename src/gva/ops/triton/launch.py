@@ -5,16 +5,16 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
-import triton
 
 from ..config import Config, power_of_two
 from . import absorb as absorb_kernels
 from . import append as append_kernels
 from . import decode as kernels
 from . import expand as expand_kernels
-from .launcher import Launcher
+from .launcher import Constants, Launcher
 
 INTERPRETED_MULTIPROCESSORS = 3  # Triton's interpreter runs programs one after another: few, but several per sequence
 
@@ -26,6 +26,8 @@ plan_kernel, decode_kernel, merge_kernel = map(
 append_kernel, absorb_kernel, expand_kernel = map(
     Launcher, (append_kernels.append_kernel, absorb_kernels.absorb_kernel, expand_kernels.expand_kernel)
 )
+
+LOG2_E = math.log2(math.e)
 
 UNIT_COST = 4  # tiles that could be read in the time it takes to begin a unit: query, length, first page
 
@@ -106,8 +108,10 @@ def fill_schedule(
         return
     shares = workspace.part_lse.shape[0] // 2
     per_program = 32
+    uniform = max_seqlen_q if cu_seqlens_q is None else 0
     plan_kernel(
-        (triton.cdiv(shares, per_program),),
+        (-(-shares // per_program),),
+        plan_constants(config, uniform, min(256, max(16, power_of_two(units))), per_program),
         workspace.schedule,
         seq_lens,
         seq_lens if cu_seqlens_q is None else cu_seqlens_q,
@@ -115,11 +119,17 @@ def fill_schedule(
         -(-max_seqlen_q // config.queries),
         count_shares(seq_lens.device, config.per_sm, workspace.part_lse.shape[1]),
         shares,
-        UNIFORM_S=max_seqlen_q if cu_seqlens_q is None else 0,
+    )
+
+
+@functools.cache
+def plan_constants(config: Config, uniform: int, units: int, shares: int) -> Constants:
+    return Constants(
+        UNIFORM_S=uniform,
         QUERIES=config.queries,
         TILE=config.tile,
-        UNITS=min(256, max(16, power_of_two(units))),
-        SHARES=per_program,
+        UNITS=units,
+        SHARES=shares,
         COST=UNIT_COST,
         num_warps=4,
     )
@@ -151,36 +161,26 @@ def attend(
     _, H, d_h = q_absorbed.shape
     d_r = q_rope.shape[2]
     page, G = value_pages.shape[1:3]
-    blocks, units = head_blocks(config, G), count_units(config, len(seq_lens), max_seqlen_q)
+    blocks, units = head_blocks(config, G), count_units(config, seq_lens.shape[0], max_seqlen_q)
     if units == 0 or q_absorbed.shape[0] == 0:
         return
     slots = workspace.part_lse.shape[0]
     shares = slots // units if split_tiles else slots // 2
-    pdl = overlaps_launches(q_absorbed.device)
     blocks_per_seq = -(-max_seqlen_q // config.queries)
-    shape = {
-        "R": H // G,
-        "D_H": d_h,
-        "BLOCK_D": power_of_two(d_h),
-        "GROUPS": config.groups,
-        "QUERIES": config.queries,
-        "UNIFORM_S": max_seqlen_q if cu_seqlens_q is None else 0,
-        "TILE": config.tile,
-        "FIXED_TILES": split_tiles,
-        "HAS_LSE": lse is not None,
-        "PDL": pdl,
-    }
     starts = seq_lens if cu_seqlens_q is None else cu_seqlens_q
     lse_or_any = workspace.part_lse if lse is None else lse
     lse_stride = 0 if lse is None else lse.stride(0)
-    launch = {"launch_pdl": True} if pdl else {}
+    scale_log2 = scale * LOG2_E
+    uniform = max_seqlen_q if cu_seqlens_q is None else 0
+    pdl = overlaps_launches(q_absorbed.device)
+    shape = Shape(config, H // G, d_h, uniform, split_tiles, lse is not None, pdl)
     if config.hopper:
         from ..cuda.launch import read
 
         read(
             config, workspace.schedule, workspace.part_out, workspace.part_lse, split_tiles, units, shares,
             q_absorbed, q_rope, value_pages, rope_pages, block_table, seq_lens, cu_seqlens_q, max_seqlen_q,
-            scale * math.log2(math.e), value_scales, out, lse)  # fmt: skip
+            scale_log2, value_scales, out, lse)  # fmt: skip
     else:
         if value_scales is not None:
             value_pages = value_pages.view(torch.int16)  # pairs of e4m3
@@ -188,6 +188,9 @@ def attend(
         scale_strides = value_scales.stride() if value_scales is not None else (0, 0, 0)
         decode_kernel(
             (shares * blocks, units) if split_tiles else (shares * blocks,),
+            decode_constants(
+                shape, G, d_r, page, unit_v, unit_k, value_pages.stride()[1:3], rope_pages.stride(1), scale_strides[1:],
+                value_scales is not None, q_absorbed.dtype),
             q_absorbed,
             q_rope,
             value_pages,
@@ -212,39 +215,19 @@ def attend(
             out.stride(0),
             out.stride(1),
             lse_stride,
-            scale * math.log2(math.e),
+            scale_log2,
             G,
             units,
             blocks_per_seq,
             blocks,
             shares,
-            stride_vt=value_pages.stride(1),
-            stride_vg=value_pages.stride(2),
-            stride_kt=rope_pages.stride(1),
-            stride_st=scale_strides[1],
-            stride_sg=scale_strides[2],
-            ROWS=config.rows,
-            WHOLE_COLUMNS=d_h == power_of_two(d_h) and G % config.groups == 0,
-            D_R=d_r,
-            BLOCK_R=max(16, power_of_two(d_r)),
-            PAGE=page,
-            UNIT_V=unit_v,
-            UNIT_K=unit_k,
-            HAS_SCALES=value_scales is not None,
-            PRECISION="ieee" if q_absorbed.dtype == torch.float32 else None,
-            ASM=not interpreted(),
-            WIDEN=interpreted() and q_absorbed.dtype == torch.bfloat16,
-            STAGES=config.stages,
-            num_warps=config.warps,
-            num_stages=config.stages,
-            **shape,
-            **launch,
-        )
+        )  # fmt: skip
     # The order of a merge follows its shape, which with fixed splits may not depend on the batch.
     several = FIXED_MERGE_UNITS if split_tiles else units
-    rows, block_h, parts, warps = merge_shape(config, several, blocks, H // G, power_of_two(d_h))
+    programs, constants = merging(shape, several * blocks)
     merge_kernel(
-        (units, blocks * triton.cdiv(rows, block_h)),
+        (units, blocks * programs),
+        constants,
         workspace.part_out,
         workspace.part_lse,
         workspace.schedule,
@@ -259,28 +242,95 @@ def attend(
         blocks_per_seq,
         blocks,
         shares,
-        PARTS=parts,
-        BLOCK_H=block_h,
-        num_warps=warps,
-        **shape,
-        **launch,
+    )
+
+
+class Shape(NamedTuple):
+    """What the reading and the merging kernel are both compiled for."""
+
+    config: Config
+    R: int
+    d_h: int
+    uniform: int  # queries of every sequence, 0 where they differ
+    split_tiles: int
+    has_lse: bool
+    pdl: bool
+
+    def constants(self) -> dict[str, Any]:
+        return {
+            "R": self.R,
+            "D_H": self.d_h,
+            "BLOCK_D": power_of_two(self.d_h),
+            "GROUPS": self.config.groups,
+            "QUERIES": self.config.queries,
+            "UNIFORM_S": self.uniform,
+            "TILE": self.config.tile,
+            "FIXED_TILES": self.split_tiles,
+            "HAS_LSE": self.has_lse,
+            "PDL": self.pdl,
+            **({"launch_pdl": True} if self.pdl else {}),
+        }
+
+
+@functools.cache
+def decode_constants(
+    shape: Shape,
+    G: int,
+    d_r: int,
+    page: int,
+    unit_v: int,
+    unit_k: int,
+    value_strides: tuple[int, int],
+    rope_stride: int,
+    scale_strides: tuple[int, int],
+    has_scales: bool,
+    dtype: torch.dtype,
+) -> Constants:
+    config, d_h = shape.config, shape.d_h
+    return Constants(
+        stride_vt=value_strides[0],
+        stride_vg=value_strides[1],
+        stride_kt=rope_stride,
+        stride_st=scale_strides[0],
+        stride_sg=scale_strides[1],
+        ROWS=config.rows,
+        WHOLE_COLUMNS=d_h == power_of_two(d_h) and G % config.groups == 0,
+        D_R=d_r,
+        BLOCK_R=max(16, power_of_two(d_r)),
+        PAGE=page,
+        UNIT_V=unit_v,
+        UNIT_K=unit_k,
+        HAS_SCALES=has_scales,
+        PRECISION="ieee" if dtype == torch.float32 else None,
+        ASM=not interpreted(),
+        WIDEN=interpreted() and dtype == torch.bfloat16,
+        STAGES=config.stages,
+        num_warps=config.warps,
+        num_stages=config.stages,
+        **shape.constants(),
     )
 
 
 @functools.cache
-def merge_shape(config: Config, units: int, blocks: int, R: int, block_d: int) -> tuple[int, int, int, int]:
-    """(rows of a head block, rows and parts per program, warps) of the merging kernel.
+def merging(shape: Shape, several: int) -> tuple[int, Constants]:
+    """Programs that merge one head block of a unit, of `several` in all, and what they are compiled for.
 
     Few sequences come in many parts: one row per program, all parts at once. Many sequences come in few parts.
     """
-    rows = config.groups * config.queries * R
-    if units * blocks * rows <= 64:
+    rows, block_d = shape.config.groups * shape.config.queries * shape.R, power_of_two(shape.d_h)
+    if several * rows <= 64:
         block_h, parts, warps = 1, 128 * 64 // max(64, block_d), 4
-    elif units * blocks * rows <= 2048:
+    elif several * rows <= 2048:
         block_h, parts, warps = 1, 16, 1
     else:
         block_h, parts, warps = 4, 8 * 64 // max(64, block_d), 1
-    return rows, min(block_h, power_of_two(rows)), max(2, parts), warps
+    block_h = min(block_h, power_of_two(rows))
+    return -(-rows // block_h), merge_constants(shape, block_h, max(2, parts), warps)
+
+
+@functools.cache
+def merge_constants(shape: Shape, block_h: int, parts: int, warps: int) -> Constants:
+    return Constants(PARTS=parts, BLOCK_H=block_h, num_warps=warps, **shape.constants())
 
 
 def append(
@@ -302,6 +352,7 @@ def append(
     rotated = cos is not None
     append_kernel(
         (N,),
+        append_constants(G, d_h, k_rope.shape[1], value_pages.shape[1], rotated, value_scales is not None),
         values,
         k_rope,
         value_pages,
@@ -317,15 +368,21 @@ def append(
         *rope_pages.stride()[:2],
         *scale_strides,
         cos.stride(0) if cos is not None else 0,
+    )
+
+
+@functools.cache
+def append_constants(G: int, d_h: int, d_r: int, page: int, rotate: bool, quantise: bool) -> Constants:
+    return Constants(
         G=G,
         D_H=d_h,
-        D_R=k_rope.shape[1],
-        PAGE=value_pages.shape[1],
+        D_R=d_r,
+        PAGE=page,
         BLOCK_G=power_of_two(G),
         BLOCK_D=power_of_two(d_h),
-        BLOCK_R=power_of_two(max(k_rope.shape[1] // 2, 1)),
-        ROTATE=rotated,
-        QUANTISE=value_scales is not None,
+        BLOCK_R=power_of_two(max(d_r // 2, 1)),
+        ROTATE=rotate,
+        QUANTISE=quantise,
         num_warps=4,
     )
 
@@ -336,25 +393,30 @@ def absorb(q: torch.Tensor, maps: torch.Tensor) -> torch.Tensor:
     absorbed = q.new_empty(N, H, d_h)
     if N == 0:
         return absorbed
-    block_d, tile = max(16, min(128, power_of_two(d_h))), 32
-    absorb_kernel(
-        (triton.cdiv(N, tile), H, triton.cdiv(d_h, block_d)),
-        q,
-        maps,
-        absorbed,
-        N,
-        *q.stride()[:2],
-        H=H,
-        D_N=d_n,
-        D_H=d_h,
-        BLOCK_N=max(16, power_of_two(d_n)),
-        BLOCK_D=block_d,
-        TILE=tile,
-        PRECISION="ieee" if q.dtype == torch.float32 else None,
-        WIDEN=interpreted() and q.dtype == torch.bfloat16,
-        num_warps=4,
-    )
+    tile, block_d, constants = absorb_constants(H, d_n, d_h, q.dtype)
+    absorb_kernel((-(-N // tile), H, -(-d_h // block_d)), constants, q, maps, absorbed, N, *q.stride()[:2])
     return absorbed
+
+
+@functools.cache
+def absorb_constants(H: int, d_n: int, d_h: int, dtype: torch.dtype) -> tuple[int, int, Constants]:
+    """Tokens and columns of a program, and what it is compiled for."""
+    tile, block_d = 32, max(16, min(128, power_of_two(d_h)))
+    return (
+        tile,
+        block_d,
+        Constants(
+            H=H,
+            D_N=d_n,
+            D_H=d_h,
+            BLOCK_N=max(16, power_of_two(d_n)),
+            BLOCK_D=block_d,
+            TILE=tile,
+            PRECISION="ieee" if dtype == torch.float32 else None,
+            WIDEN=interpreted() and dtype == torch.bfloat16,
+            num_warps=4,
+        ),
+    )
 
 
 def expand(
@@ -365,7 +427,7 @@ def expand(
     into: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Tensors as in `expand.expand_tokens`."""
-    N = len(values if slots is None else slots)
+    N = (values if slots is None else slots).shape[0]
     page = 0 if slots is None else values.shape[1]
     (G, d_h), (H, d_n, _), d_r = values.shape[-2:], maps.shape, k_rope.shape[-1]
     keys, repeated = into or (values.new_empty(N, H, d_n + d_r), values.new_empty(N, H, d_h))
@@ -373,10 +435,10 @@ def expand(
         return keys, repeated
     if values.stride(-1) != 1 or k_rope.stride(-1) != 1:
         values, k_rope = values.contiguous(), k_rope.contiguous()
-    block_d, block_k = max(16, power_of_two(d_h)), max(16, power_of_two(d_n + d_r))
-    tile = 64 if max(block_d, block_k) <= 128 and values.element_size() == 2 else 16
+    tile, constants = expand_constants(G, H, d_h, d_n, d_r, page, values.dtype)
     expand_kernel(
-        (triton.cdiv(N, tile), G),
+        (-(-N // tile), G),
+        constants,
         values,
         k_rope,
         values if slots is None else slots,
@@ -389,6 +451,18 @@ def expand(
         values.stride(-2),
         k_rope.stride(0),
         k_rope.stride(-2),
+    )
+    return keys, repeated
+
+
+@functools.cache
+def expand_constants(
+    G: int, H: int, d_h: int, d_n: int, d_r: int, page: int, dtype: torch.dtype
+) -> tuple[int, Constants]:
+    """Tokens of a program, and what it is compiled for."""
+    block_d, block_k = max(16, power_of_two(d_h)), max(16, power_of_two(d_n + d_r))
+    tile = 64 if max(block_d, block_k) <= 128 and dtype.itemsize == 2 else 16
+    return tile, Constants(
         R=H // G,
         H=H,
         D_H=d_h,
@@ -398,8 +472,7 @@ def expand(
         BLOCK_D=block_d,
         BLOCK_K=block_k,
         TILE=tile,
-        PRECISION="ieee" if values.dtype == torch.float32 else None,
-        WIDEN=interpreted() and values.dtype == torch.bfloat16,
+        PRECISION="ieee" if dtype == torch.float32 else None,
+        WIDEN=interpreted() and dtype == torch.bfloat16,
         num_warps=4,
     )
-    return keys, repeated

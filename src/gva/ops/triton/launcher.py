@@ -7,40 +7,51 @@ from typing import Any
 import torch
 from triton.runtime import driver
 
-REMEMBERED = 1024  # sets of arguments of one kernel; a batch's size is among them
+REMEMBERED = 1024  # sets of arguments of one kernel
+NUMBERS = {int, float, bool}
+LARGEST_INT32 = 2**31 - 1
+
+
+class Constants:
+    """What a kernel is compiled for, and its options, by name. Hashed by identity, which is quick: make them once."""
+
+    def __init__(self, **named: Any) -> None:
+        self.named = named
 
 
 class Launcher:
-    """A Triton kernel, called with its grid, its run-time arguments in order and, by name, its constants and options.
+    """A Triton kernel, called with its grid, its constants and its run-time arguments in order.
 
-    All of a call that Triton may compile a variant for is part of the key: the device, constants and options, types of
-    tensors and whether they are aligned, and all numbers as they are. Triton's settings (debugging, instrumentation)
-    are those of the first such call. Nothing is remembered on AMD, where a tensor's size counts too, in the
-    interpreter, or while torch.compile traces, which puts an op of its own in the place of the launch.
+    All of a call that Triton may compile a variant for is part of the key: the device, the constants, types of tensors
+    and whether they are aligned, and all numbers as they are, unless the kernel is not specialised for them. Triton's
+    settings (debugging, instrumentation) are those of the first such call. Nothing is remembered on AMD, where a
+    tensor's size counts too, in the interpreter, or while torch.compile traces, which puts an op of its own in the
+    place of the launch.
     """
 
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
         self.remembers = hasattr(kernel, "cache_key") and torch.version.hip is None
+        self.unspecialised = [p.num for p in kernel.params if p.do_not_specialize] if self.remembers else []
         self.compiled: dict[tuple, tuple[Any, tuple]] = {}
 
-    def __call__(self, grid: tuple[int, ...], *arguments: Any, **named: Any) -> None:
+    def __call__(self, grid: tuple[int, ...], constants: Constants, *arguments: Any) -> None:
         if not self.remembers or torch.compiler.is_compiling():
-            self.kernel[grid](*arguments, **named)
+            self.kernel[grid](*arguments, **constants.named)
             return
-        key = (
-            driver.active.get_current_device(),
-            *[(a.dtype, a.data_ptr() % 16) if isinstance(a, torch.Tensor) else a for a in arguments],
-            *named.values(),
-        )
+        kinds = [a if type(a) in NUMBERS else (a.dtype, a.data_ptr() % 16) for a in arguments]
+        for i in self.unspecialised:
+            kinds[i] = arguments[i] > LARGEST_INT32  # a wider type
+        key = (driver.active.get_current_device(), constants, *kinds)
         known = self.compiled.get(key)
         if known is not None:
-            compiled, constants = known
-            compiled[(*grid, 1, 1)](*arguments, *constants)
+            compiled, values = known
+            compiled[(*grid, 1, 1)](*arguments, *values)
             return
-        compiled = self.kernel[grid](*arguments, **named)
+        compiled = self.kernel[grid](*arguments, **constants.named)
         if compiled is None:  # a hook of Triton's took it over
             return
         if len(self.compiled) >= REMEMBERED:
             self.compiled.clear()
-        self.compiled[key] = compiled, tuple(named[name] for name in self.kernel.arg_names[len(arguments) :])
+        values = tuple(constants.named[name] for name in self.kernel.arg_names[len(arguments) :])
+        self.compiled[key] = compiled, values
