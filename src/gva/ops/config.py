@@ -83,7 +83,9 @@ def choose_triton(
     width, height = groups * power_of_two(d_h), groups * rows
     burst = 0
     if full:  # no tensor cores at full precision: correctness, not speed
-        tile, warps, stages, per_sm = (32 if width <= 128 else 16), 4, 3 if width <= 256 else 2, 2
+        # With more than 64 numbers of the output to a thread the compiler spills them, and takes six times as long.
+        warps = min(16, max(4, height * width // (64 * 32)))
+        tile, stages, per_sm = (32 if width <= 128 else 16), 3 if width <= 256 else 2, 2
     elif height == 16 and width <= 128:
         # One warp: no barrier in the loop, and every reduction stays inside it. Tiles of 8 KiB.
         tile, warps, stages, per_sm = 4096 // width, 1, 5, 3 if B == 1 else 4
