@@ -115,32 +115,12 @@ def test_a_prompt_that_attends_absorbed_has_no_kernel_of_its_own():
     assert not builder.plans
 
 
-def scheduled(q, cu_seqlens_q, lengths, max_seqlen_q, max_seqlen_k, causal, num_splits):
-    """All that FlashAttention's schedule depends on."""
-    starts = torch.cat((cu_seqlens_q, lengths)).tolist()
-    return str((*q.shape[1:], q.dtype, starts, max_seqlen_q, max_seqlen_k, causal, num_splits))
-
-
-def stand_in_scheduler(
-    *, batch_size, max_seqlen_q, max_seqlen_k, num_heads_q, num_heads_kv, headdim, cache_seqlens, qkv_dtype,
-    cu_seqlens_q, causal, num_splits,
-):  # fmt: skip
-    assert num_heads_q == num_heads_kv
-    assert cache_seqlens.dtype == torch.int32
-    assert batch_size == len(cache_seqlens) == len(cu_seqlens_q) - 1
-    q = torch.empty(0, num_heads_q, headdim, dtype=qkv_dtype)
-    return scheduled(q, cu_seqlens_q, cache_seqlens, max_seqlen_q, max_seqlen_k, causal, num_splits)
-
-
 def stand_in(
-    q, k, v, *, max_seqlen_q, cu_seqlens_q, max_seqlen_k, cu_seqlens_k, softmax_scale, causal, scheduler_metadata,
-    num_splits, fa_version, out,
-):  # fmt: skip
-    """FlashAttention's varlen function: one width, causal to the end of the keys, scheduled for these arguments."""
+    q, k, v, *, max_seqlen_q, cu_seqlens_q, max_seqlen_k, cu_seqlens_k, softmax_scale, causal, fa_version, out
+):
+    """FlashAttention's varlen function: one width, causal to the end of the keys."""
     assert causal
     assert fa_version == 3
-    lengths = cu_seqlens_k[1:] - cu_seqlens_k[:-1]
-    assert scheduler_metadata == scheduled(q, cu_seqlens_q, lengths, max_seqlen_q, max_seqlen_k, causal, num_splits)
     assert k.shape == v.shape == (int(cu_seqlens_k[-1]), *q.shape[1:])
     assert cu_seqlens_q.dtype == cu_seqlens_k.dtype == torch.int32
     out = torch.empty_like(q) if out is None else out
@@ -156,7 +136,7 @@ def stand_in(
 
 @pytest.mark.parametrize("key_width", [32, 48])  # additive: keys are wider
 def test_flash_attention_is_given_what_the_plain_path_computes(monkeypatch, key_width):
-    monkeypatch.setattr(paths, "flash", lambda: (stand_in, stand_in_scheduler, 3))
+    monkeypatch.setattr(paths, "flash", lambda: (stand_in, 3))
     starts_q, starts_k = [0, 3, 10], [0, 20, 27]
     on_device = [torch.tensor(x, dtype=torch.int32) for x in (starts_q, starts_k)]
     run = Expanded(slice(0, 10), *on_device, starts_q, starts_k, None)
@@ -238,7 +218,7 @@ def test_a_layer_of_a_mixed_step_asks_little_of_the_host(monkeypatch):
     """Steps with prompts run outside CUDA graphs: every torch op beside the kernels, which are left out here, is time
     in which the GPU may wait."""
     layer, kernels = Layer(), []
-    monkeypatch.setattr(paths, "flash", lambda: (lambda **arguments: kernels.append("flash"), None, 3))
+    monkeypatch.setattr(paths, "flash", lambda: (lambda **arguments: kernels.append("flash"), 3))
     monkeypatch.setattr(Expanded, "_plain", Expanded._flash)
     monkeypatch.setattr(rows.library, "append", lambda *arguments: kernels.append("append"))
     expanded = torch.empty(27, H, 32), torch.empty(27, H, 32)

@@ -27,19 +27,13 @@ def expand(values: Tensor, k_rope: Tensor, maps: Tensor, *, impl: str | None = N
 
 
 def expand_tokens(
-    values: Tensor,
-    k_rope: Tensor,
-    maps: Tensor,
-    slots: Tensor | None = None,
-    into: tuple[Tensor, Tensor] | None = None,
-    impl: str | None = None,
+    values: Tensor, k_rope: Tensor, maps: Tensor, slots: Tensor | None = None, impl: str | None = None
 ) -> tuple[Tensor, Tensor]:
     """Keys [T, H, d_n + d_r] and values [T, H, d_h] of tokens one after another, without checks and outside
     torch.library, for callers that count microseconds.
 
     values  [T, G, d_h] and k_rope [T, d_r]; or, with `slots` [T], the pages [P, page, G, d_h] and [P, page, d_r] that
             hold them, where a slot is page id * page + row in the page
-    into    what an earlier call of these shapes returned, to be overwritten; the reference makes new ones
     """
     if select(impl, values.device, values.dtype, values.dtype) == "reference":
         if slots is not None:
@@ -48,7 +42,7 @@ def expand_tokens(
         return reference(values, k_rope, maps)
     from .triton import launch
 
-    return launch.expand(values, k_rope, maps, slots, into)
+    return launch.expand(values, k_rope, maps, slots)
 
 
 def reference(values: Tensor, k_rope: Tensor, maps: Tensor) -> tuple[Tensor, Tensor]:

@@ -24,8 +24,6 @@ from gva.serve.backend import GvaBackend
 from gva.serve.checks import FP8
 from gva.serve.rows import Row, Views
 
-KeysAndValues = tuple[Tensor, Tensor]
-
 
 class JointProjection(MergedColumnParallelLinear):
     """Several projections of one input as one product, each split over ranks by its heads.
@@ -203,24 +201,22 @@ class DecoupledAttention(ServedAttention, AttentionLayerBase):
         """M_h^T of every head on this rank, [H, d_n, width]."""
         raise NotImplementedError
 
-    def expand(self, state: Tensor, k_rope: Tensor, into: KeysAndValues | None) -> KeysAndValues:
-        """Keys [T, H, d_qk] and values [T, H, d_h] of the state [T, G, width] and k_rope [T, d_r]. `into`: what the
-        layer before got, which may be overwritten."""
-        return expand_tokens(state, k_rope, self.maps(), None, into)
+    def expand(self, state: Tensor, k_rope: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys [T, H, d_qk] and values [T, H, d_h] of the state [T, G, width] and k_rope [T, d_r]."""
+        return expand_tokens(state, k_rope, self.maps())
 
-    def expand_cached(self, slots: Tensor, into: KeysAndValues | None) -> KeysAndValues:
+    def expand_cached(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """The same of cached tokens, at slots [T]."""
-        return self.expand(*self.row.read(self.kv_cache, slots), into)
+        return self.expand(*self.row.read(self.kv_cache, slots))
 
     def values_of(self, attended: Tensor, out: Tensor) -> None:
         """Values [n, H, d_h], into `out`, of what the absorbed form attended, unless that is `out` already."""
 
     def reserve_expanded(self, device: torch.device, tokens: int) -> None:
-        """Hold for a moment what `expand` will give for so many tokens: vLLM measures the peak, then fills the rest.
-        Twice, for the metadata of one step may outlive the beginning of the next."""
+        """Hold for a moment what `expand` will give for so many tokens: vLLM measures the peak, then fills the rest."""
         if device.type == "cuda":
             width = self.num_heads * (self.query_dim + self.value_dim)
-            torch.empty(2 * tokens, width, dtype=self.row.dtype, device=device)
+            torch.empty(tokens, width, dtype=self.row.dtype, device=device)
 
 
 class GroupedValueAttention(DecoupledAttention):
@@ -231,11 +227,11 @@ class GroupedValueAttention(DecoupledAttention):
     def maps(self) -> Tensor:
         return self.key_map.weight
 
-    def expand_cached(self, slots: Tensor, into: KeysAndValues | None) -> KeysAndValues:
+    def expand_cached(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         if self.row.fp8 or self.pages is None:
-            return super().expand_cached(slots, into)
+            return super().expand_cached(slots)
         values, rope, _ = self.pages
-        return expand_tokens(values, rope, self.maps(), slots, into)  # reads the pages itself
+        return expand_tokens(values, rope, self.maps(), slots)  # reads the pages itself
 
 
 class GroupedTiedAttention(DecoupledAttention):
@@ -245,7 +241,7 @@ class GroupedTiedAttention(DecoupledAttention):
         q_nope, q_rope = q[..., : self.content_dim], q[..., self.content_dim :]
         return nn.functional.pad(q_nope, (0, self.row.width - self.content_dim)), q_rope
 
-    def expand(self, state: Tensor, k_rope: Tensor, into: KeysAndValues | None) -> KeysAndValues:
+    def expand(self, state: Tensor, k_rope: Tensor) -> tuple[Tensor, Tensor]:
         state = state.repeat_interleave(self.num_heads // self.row.groups, dim=1)
         k_rope = k_rope[:, None].expand(-1, self.num_heads, -1)
         return torch.cat((state[..., : self.content_dim], k_rope), dim=-1), state
@@ -274,7 +270,7 @@ class LatentAttention(DecoupledAttention):
     def maps(self) -> Tensor:
         return self.k_up_proj.weight
 
-    def expand(self, state: Tensor, k_rope: Tensor, into: KeysAndValues | None) -> KeysAndValues:
+    def expand(self, state: Tensor, k_rope: Tensor) -> tuple[Tensor, Tensor]:
         k_nope, v = (
             nn.functional.linear(state[:, 0], up.weight.flatten(0, 1)).unflatten(-1, (self.num_heads, -1))
             for up in (self.k_up_proj, self.v_up_proj)

@@ -5,7 +5,7 @@ them to FlashAttention, which suits a prompt. `layer` is an attention of `gva.se
 """
 
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -58,8 +58,6 @@ class Expanded:
     starts_q, starts_k           the same on the host
     slots                        [T] of all tokens of these requests in the cache; None where none was cached before:
                                  the keys are then those of the new tokens, which are at hand
-    expanded                     the keys and values, which every layer overwrites
-    schedule                     FlashAttention's, the same for every layer
     """
 
     tokens: slice
@@ -68,8 +66,6 @@ class Expanded:
     starts_q: list[int]
     starts_k: list[int]
     slots: Tensor | None
-    expanded: tuple[Tensor, Tensor] | None = field(default=None, init=False)
-    schedule: Tensor | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.max_seqlen_q, self.max_seqlen_k = longest(self.starts_q), longest(self.starts_k)
@@ -79,10 +75,9 @@ class Expanded:
         run's tokens."""
         at = self.tokens
         if self.slots is None:
-            k, v = layer.expand(layer.row.grouped(state[at]), k_rope[at], self.expanded)
+            k, v = layer.expand(layer.row.grouped(state[at]), k_rope[at])
         else:
-            k, v = layer.expand_cached(self.slots, self.expanded)
-        self.expanded = k, v
+            k, v = layer.expand_cached(self.slots)
         attend = self._flash if q.is_cuda else self._plain
         attend(q[at], k, v, layer.scale, out[at])
 
@@ -90,21 +85,7 @@ class Expanded:
         width, padding = v.shape[-1], k.shape[-1] - v.shape[-1]
         if padding:  # kernels want one width; zeros attend to nothing
             v = torch.nn.functional.pad(v, (0, padding))
-        flash_attention, scheduler, version = flash()
-        if self.schedule is None and scheduler is not None:
-            self.schedule = scheduler(
-                batch_size=len(self.starts_k) - 1,
-                max_seqlen_q=self.max_seqlen_q,
-                max_seqlen_k=self.max_seqlen_k,
-                num_heads_q=q.shape[1],
-                num_heads_kv=k.shape[1],
-                headdim=k.shape[2],
-                cache_seqlens=self.cu_seqlens_k.diff(),
-                qkv_dtype=q.dtype,
-                cu_seqlens_q=self.cu_seqlens_q,
-                causal=True,
-                num_splits=1,
-            )
+        flash_attention, version = flash()
         attended = flash_attention(
             q=q,
             k=k,
@@ -115,8 +96,6 @@ class Expanded:
             cu_seqlens_k=self.cu_seqlens_k,
             softmax_scale=scale,
             causal=True,
-            scheduler_metadata=self.schedule,
-            num_splits=1,  # a prompt has queries enough for all of a GPU
             fa_version=version,
             out=None if padding else out,
         )
@@ -136,13 +115,11 @@ class Expanded:
 
 
 @functools.cache
-def flash() -> tuple[Any, Any, int]:
-    """FlashAttention as vLLM ships it; what schedules it ahead, in version 3 alone; and the version to ask it for. vLLM
-    finds the version out anew at every call."""
+def flash() -> tuple[Any, int]:
+    """FlashAttention as vLLM ships it, and the version to ask it for: vLLM finds that out anew at every call."""
     from vllm.v1.attention.backends import fa_utils
 
-    version = fa_utils.get_flash_attn_version()
-    return fa_utils.flash_attn_varlen_func, fa_utils.get_scheduler_metadata if version == 3 else None, version
+    return fa_utils.flash_attn_varlen_func, fa_utils.get_flash_attn_version()
 
 
 def longest(starts: list[int]) -> int:

@@ -420,17 +420,13 @@ def absorb_constants(H: int, d_n: int, d_h: int, dtype: torch.dtype) -> tuple[in
 
 
 def expand(
-    values: torch.Tensor,
-    k_rope: torch.Tensor,
-    maps: torch.Tensor,
-    slots: torch.Tensor | None = None,
-    into: tuple[torch.Tensor, torch.Tensor] | None = None,
+    values: torch.Tensor, k_rope: torch.Tensor, maps: torch.Tensor, slots: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Tensors as in `expand.expand_tokens`."""
     N = (values if slots is None else slots).shape[0]
     page = 0 if slots is None else values.shape[1]
     (G, d_h), (H, d_n, _), d_r = values.shape[-2:], maps.shape, k_rope.shape[-1]
-    keys, repeated = into or (values.new_empty(N, H, d_n + d_r), values.new_empty(N, H, d_h))
+    keys, repeated = values.new_empty(N, H, d_n + d_r), values.new_empty(N, H, d_h)
     if N == 0:
         return keys, repeated
     if values.stride(-1) != 1 or k_rope.stride(-1) != 1:
