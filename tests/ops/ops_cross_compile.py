@@ -82,7 +82,9 @@ def families():
     plan = {"UNIFORM_S": 1, "QUERIES": 1, "TILE": 64, "UNITS": 64, "SHARES": 32}
     keys = {"R": R, "H": G * R, "D_H": D_H, "D_N": D_H - D_R, "D_R": D_R, "BLOCK_D": 64, "BLOCK_K": 64, "TILE": 64}
     keys |= {"PAGE": 0, "PRECISION": None, "WIDEN": False}
-    queries = {"H": G * R, "D_N": D_H - D_R, "D_H": D_H, "BLOCK_N": 64, "BLOCK_D": 64, "TILE": 32, "PRECISION": None}
+    queries = {"H": G * R, "D_N": D_H - D_R, "D_H": D_H, "BLOCK_N": 64, "BLOCK_D": 64, "TILE": 32}
+    queries |= {"PRECISION": None, "WIDEN": False}
+    wide = {**queries, "D_N": 240, "D_H": 256, "BLOCK_N": 32, "PRECISION": "ieee"}
     new = {"G": G, "D_H": D_H, "D_R": D_R, "PAGE": PAGE, "BLOCK_G": 4, "BLOCK_D": 64, "BLOCK_R": 8, "ROTATE": True}
     return {
         "decode": decode_constants(),
@@ -94,7 +96,8 @@ def families():
         "merge": (decode.merge_kernel, merge, 1, 3, torch.bfloat16, False),
         "plan": (decode.plan_kernel, plan, 4, 3, torch.bfloat16, False),
         "append": (append.append_kernel, {**new, "QUANTISE": False}, 4, 3, torch.bfloat16, False),
-        "absorb": (absorb.absorb_kernel, {**queries, "WIDEN": False}, 4, 3, torch.bfloat16, False),
+        "absorb": (absorb.absorb_kernel, queries, 4, 3, torch.bfloat16, False),
+        "absorb wide fp32": (absorb.absorb_kernel, wide, 4, 3, torch.float32, False),
         "expand": (expand.expand_kernel, keys, 4, 3, torch.bfloat16, False),
         "expand pages": (expand.expand_kernel, {**keys, "PAGE": PAGE}, 4, 3, torch.bfloat16, False),
         "loss": (loss.cross_entropy_kernel, {"BLOCK": 8192}, 16, 3, torch.bfloat16, False),

@@ -17,13 +17,16 @@ def absorb_kernel(
     n_index = tl.program_id(0) * TILE + tl.arange(0, TILE)
     n_offset = n_index.to(tl.int64)
     h = tl.program_id(1)
-    c_index = tl.arange(0, BLOCK_N)
     d_index = tl.program_id(2) * BLOCK_D + tl.arange(0, BLOCK_D)
-    real, content, column = (n_index < N)[:, None], c_index < D_N, (d_index < D_H)[None, :]
-    p_q = queries + (n_offset * stride_qn + h * stride_qh)[:, None] + c_index[None, :]
-    b_q = tl.load(p_q, mask=real & content[None, :], other=0.0)
-    p_map = maps + (h * D_N + c_index)[:, None] * D_H + d_index[None, :]
-    b_map = tl.load(p_map, mask=content[:, None] & column, other=0.0)
-    b_out = dot(b_q, b_map, tl.zeros([TILE, BLOCK_D], tl.float32), PRECISION, WIDEN)
+    real, column = (n_index < N)[:, None], (d_index < D_H)[None, :]
+    p_q = queries + (n_offset * stride_qn + h * stride_qh)[:, None]
+    p_map = maps + h * D_N * D_H + d_index[None, :]
+    acc = tl.zeros([TILE, BLOCK_D], tl.float32)
+    for first in range(0, D_N, BLOCK_N):
+        c_index = first + tl.arange(0, BLOCK_N)
+        content = c_index < D_N
+        b_q = tl.load(p_q + c_index[None, :], mask=real & content[None, :], other=0.0)
+        b_map = tl.load(p_map + c_index[:, None] * D_H, mask=content[:, None] & column, other=0.0)
+        acc = dot(b_q, b_map, acc, PRECISION, WIDEN)
     p_out = absorbed + (n_offset * H + h)[:, None] * D_H + d_index[None, :]
-    tl.store(p_out, b_out.to(b_q.dtype), mask=real & column)
+    tl.store(p_out, acc.to(absorbed.dtype.element_ty), mask=real & column)

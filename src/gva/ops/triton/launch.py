@@ -390,7 +390,7 @@ def append_constants(G: int, d_h: int, d_r: int, page: int, rotate: bool, quanti
 def absorb(q: torch.Tensor, maps: torch.Tensor) -> torch.Tensor:
     """Tensors as in `absorb.absorb_tokens`."""
     (N, H, _), (_, d_n, d_h) = q.shape, maps.shape
-    absorbed = q.new_empty(N, H, d_h)
+    absorbed = torch.empty(N, H, d_h, dtype=q.dtype, device=q.device)
     if N == 0:
         return absorbed
     tile, block_d, constants = absorb_constants(H, d_n, d_h, q.dtype)
@@ -401,7 +401,7 @@ def absorb(q: torch.Tensor, maps: torch.Tensor) -> torch.Tensor:
 @functools.cache
 def absorb_constants(H: int, d_n: int, d_h: int, dtype: torch.dtype) -> tuple[int, int, Constants]:
     """Tokens and columns of a program, and what it is compiled for."""
-    tile, block_d = 32, max(16, min(128, power_of_two(d_h)))
+    tile, block_d = 32, max(16, min(128 if dtype.itemsize == 2 else 64, power_of_two(d_h)))
     return (
         tile,
         block_d,
@@ -409,7 +409,7 @@ def absorb_constants(H: int, d_n: int, d_h: int, dtype: torch.dtype) -> tuple[in
             H=H,
             D_N=d_n,
             D_H=d_h,
-            BLOCK_N=max(16, power_of_two(d_n)),
+            BLOCK_N=max(16, min(64 if dtype.itemsize == 2 else 32, power_of_two(d_n))),
             BLOCK_D=block_d,
             TILE=tile,
             PRECISION="ieee" if dtype == torch.float32 else None,
@@ -426,7 +426,7 @@ def expand(
     N = (values if slots is None else slots).shape[0]
     page = 0 if slots is None else values.shape[1]
     (G, d_h), (H, d_n, _), d_r = values.shape[-2:], maps.shape, k_rope.shape[-1]
-    keys, repeated = values.new_empty(N, H, d_n + d_r), values.new_empty(N, H, d_h)
+    keys, repeated = (torch.empty(N, H, width, dtype=values.dtype, device=values.device) for width in (d_n + d_r, d_h))
     if N == 0:
         return keys, repeated
     if values.stride(-1) != 1 or k_rope.stride(-1) != 1:
