@@ -190,29 +190,29 @@ LOAD = ("measure", "requests", "tokens_in", "tokens_out")
 
 
 def serving_table() -> str:
-    """GVA against GQA, run by run: a ratio holds within a run only, and a row whose peer is missing has none."""
+    """The last commit that was measured, every variant at each setting it was run with; GVA over GQA at the setting
+    that was best for GQA."""
     rows = read("serving")
+    rows = [row for row in rows if row["commit"] == rows[-1]["commit"]]
+    columns = sorted({(row["variant"], row["graphs"]) for row in rows})
     lines = []
-    settings = ("commit", "graphs", "max_num_batched_tokens")
-    for of_run in dict.fromkeys(tuple(row[k] for k in settings) for row in rows):
-        run = [row for row in rows if tuple(row[k] for k in settings) == of_run]
-        for case in dict.fromkeys(
-            tuple(row[k] for k in ("measure", "requests", "tokens_in", "tokens_out")) for row in run
-        ):
-            measure, requests, tokens_in, tokens_out = case
-            values = {row["variant"]: float(row["value"]) for row in run if tuple(row[k] for k in LOAD) == case}
-            gqa, gva = values.get("gqa"), values.get("gva-drope-16")
-            shown = ["-" if x is None else f"{x:,.0f}" if x >= 1000 else f"{x:.1f}" for x in (gqa, gva)]
-            load = f"{requests} x {tokens_in} / {tokens_out}" if requests != "0" else ""
-            ratio = f"{gva / gqa:.3f}" if gqa and gva else "-"
-            lines.append([SERVED[measure], load, *shown, ratio, *reversed(of_run)])
+    for case in dict.fromkeys(tuple(row[k] for k in LOAD) for row in rows):
+        measure, requests, tokens_in, tokens_out = case
+        found = {
+            (row["variant"], row["graphs"]): float(row["value"]) for row in rows if tuple(row[k] for k in LOAD) == case
+        }
+        shown = ["-" if x is None else f"{x:,.0f}" if x >= 1000 else f"{x:.1f}" for x in map(found.get, columns)]
+        best = min if measure.endswith("_ms") else max
+        gqa, gva = (best(v for (name, _), v in found.items() if (name == "gqa") == peer) for peer in (True, False))
+        load = f"{requests} x {tokens_in} / {tokens_out}" if requests != "0" else ""
+        lines.append([SERVED[measure], load, *shown, f"{gva / gqa:.3f}"])
     row = rows[-1]
     engine = (
         f" vLLM {row['vllm']}, preset {row['preset']}, {row['dtype']}, block_size {row['block_size']}, max_num_seqs "
-        f"{row['max_num_seqs']}, {row['cache_gib']} GiB. Tokens a step: max_num_batched_tokens; graphs: `--graphs`."
+        f"{row['max_num_seqs']}, max_num_batched_tokens {row['max_num_batched_tokens']}, {row['cache_gib']} GiB."
     )
-    header = ["", "requests x in / out", "`gqa`", "`gva-drope-16`", "GVA over GQA", "tokens a step", "graphs", "commit"]
-    return markdown(header, lines, row, engine)
+    titles = [f"`{variant}`, graphs: {graphs}" for variant, graphs in columns]
+    return markdown(["", "requests x in / out", *titles, "GVA over GQA"], lines, row, engine)
 
 
 def mask_table() -> str:
