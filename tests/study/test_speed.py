@@ -133,6 +133,16 @@ def test_speeds_of_several_machines_are_kept_apart(tmp_path):
         assert ratios == {"gqa": [1, 1], "mla": [1.5], "mqa": [None], "gta": [None]}
 
 
+def test_the_report_says_where_others_were_on_the_gpu(tmp_path):
+    speed.keep(write_run(tmp_path, "gqa", 0, 4.0), {**SPEED, "others_gib": 46.8})
+    speed.keep(write_run(tmp_path, "mla", 0, 4.0), SPEED)
+    assert main(["report", str(tmp_path)]) == 0
+    (told,) = (
+        line for line in (tmp_path / "report" / "report.md").read_text().splitlines() if "Other processes" in line
+    )
+    assert told.endswith("may be in the figure: GQA 47 GiB.")
+
+
 @pytest.mark.gpu
 def test_a_comparison_on_a_gpu_finds_how_fast_its_rows_decode(tmp_path, data):
     words = ["--preset", "demo", "--variants", "gqa,shared-kv,gva-drope-16", "--seeds", "1"]
@@ -148,6 +158,7 @@ def test_a_comparison_on_a_gpu_finds_how_fast_its_rows_decode(tmp_path, data):
         assert float(row["tokens_per_second"]) > 0
         assert row["gpu"] == torch.cuda.get_device_name()
         assert (row["batch"], row["context"]) == ("1024", "256")
+        assert float(row["others_gib"]) > 0
     assert found["gva-drope-16"]["attention"] == "triton"
     assert "## Decode speed" in (tmp_path / "report" / "report.md").read_text()
     before = (tmp_path / "runs" / "gva-drope-16" / "seed-0" / "metrics.jsonl").stat().st_mtime_ns

@@ -12,6 +12,8 @@ from gva.report.style import label
 from gva.study.results import TASKS, ComparedRow, Results, Run, score
 from gva.study.statistics import FEWEST, Estimate
 
+OWN_GIB = 2  # a process has less of a GPU beside its tensors; what is above belongs to others
+
 
 @dataclass(frozen=True)
 class Table:
@@ -211,6 +213,10 @@ def _speed_note(results: Results) -> str:
         )
     if any(row.config.caches_values_only for row, _ in measured):
         said.append("Where keys are rebuilt, every step makes those of all tokens, in plain torch.")
+    shared = {label(row.name): line["others_gib"] for row, line in measured if line.get("others_gib", 0) > OWN_GIB}
+    if shared:
+        held = ", ".join(f"{name} {gib:.0f} GiB" for name, gib in shared.items())
+        said.append(f"Other processes held memory of the GPU meanwhile, and their work may be in the figure: {held}.")
     said += [f"{', '.join(names)} not measured: {reason.rstrip('.')}." for reason, names in reasons.items()]
     return " ".join(said)
 

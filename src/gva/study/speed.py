@@ -77,6 +77,7 @@ def why_not(config: GvaConfig, device: torch.device) -> str | None:
 
 def measure(config: GvaConfig, device: torch.device, batch: int, context: int, steps: int = STEPS) -> dict[str, Any]:
     """The median time of a decode step that brings `batch` sequences to `context` tokens, and what it depends on."""
+    others = held_by_others(device)
     model = GvaForCausalLM(config).to(device=device, dtype=DTYPE).eval()
     generator = filled(model, batch, context - 1, 1, compile=device.type == "cuda")
     times = []
@@ -99,7 +100,17 @@ def measure(config: GvaConfig, device: torch.device, batch: int, context: int, s
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "torch": torch.__version__,
         "commit": commit(),
+        "others_gib": round(max(others, held_by_others(device)), 1),
     }
+
+
+def held_by_others(device: torch.device) -> float:
+    """GiB of the GPU that are not this process's tensors: its context, below 1, or other processes, whose work would be
+    in the figure."""
+    if device.type == "cpu":
+        return 0.0
+    free, total = torch.cuda.mem_get_info(device)
+    return (total - free - torch.cuda.memory_reserved(device)) / 2**30
 
 
 def filled(model: Any, batch: int, context: int, room: int, page: int = 64, compile: bool = False) -> PagedGenerator:
