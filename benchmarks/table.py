@@ -1,9 +1,9 @@
-"""Writes the tables and plots of the documentation from benchmarks/results/*.csv.
+"""Writes the tables and plots of the documentation from benchmarks/results/*.csv and from the runs in results/.
 
     python benchmarks/table.py
 
-Rows are those of the last run in a table: the same GPU, date and commit as its last line. Training rows are shown all,
-run by run, because a ratio holds within a run only.
+Needs this package. Rows are those of the last run in a table: the same GPU, date and commit as its last line. Training
+rows are shown all, run by run, because a ratio holds within a run only.
 """
 
 from __future__ import annotations
@@ -230,6 +230,42 @@ def mask_table() -> str:
     return markdown(header, lines, rows[0], f" Documents of {rows[0]['mean_document']} tokens on average.")
 
 
+FORMED = 0.1  # nats of induction, where a head that copies counts as there
+
+
+def study_table(*names: str) -> str:
+    """Losses of rows of the small study, what they differ by from GQA and from GVA as in the paper, and when induction
+    formed."""
+    from gva.report.curves import induction
+    from gva.report.tables import difference, spread
+    from gva.study.results import load
+    from gva.study.statistics import paired
+
+    rows = {row.name: row for row in load([ROOT / "results" / "small-h200"], "gqa").rows}
+    peers = ("gqa", "gva-drope-16")
+    header = ["row", "seeds", "validation loss", *(f"against `{peer}`" for peer in peers)]
+    header += ["induction at the end, by seed", f"passes {FORMED} at step", "content keys over values"]
+    lines = []
+    for row in map(rows.__getitem__, names):
+        loss = row.valid_loss
+        changes = [None if row.name == peer else paired(loss.values, rows[peer].valid_loss.values) for peer in peers]
+        gains = [induction(run) for run in row.runs]
+        formed = [next((str(step) for step, gain in sorted(g.items()) if gain > FORMED), "never") for g in gains]
+        scales = [s["k_nope"] / s["v"] for run in row.runs for s in run.of_kind("diagnostics")[-1]["qk_scales"]]
+        lines.append(
+            [
+                f"`{row.name}`",
+                str(loss.n),
+                spread(loss, 3),
+                *("" if change is None else difference(change, 3) for change in changes),
+                ", ".join(f"{gain[max(gain)]:.2f}" for gain in gains),
+                ", ".join(formed),
+                f"{min(scales):.2f} to {max(scales):.2f}",
+            ]
+        )
+    return "\n".join("| " + " | ".join(line) + " |" for line in (header, ["---"] * len(header), *lines))
+
+
 def training_table() -> str:
     """Markdown: speed of each variant, against GQA in the same run, and what the paper's run would cost at it."""
     rows = read("train")
@@ -258,8 +294,10 @@ def training_table() -> str:
 def pages() -> dict[pathlib.Path, str]:
     """Every generated file and what it should hold."""
     decode = last_run("decode")
-    performance, training, serving = (ROOT / "docs" / f"{name}.md" for name in ("performance", "training", "serving"))
-    found = {page: page.read_text() for page in (performance, training, serving)}
+    names = ("performance", "training", "serving", "results")
+    performance, training, serving, results = (ROOT / "docs" / f"{name}.md" for name in names)
+    found = {page: page.read_text() for page in (performance, training, serving, results)}
+    maps = (f"maps-x{factor}" for factor in (2, 4, 8, 16, 32))
     for page, mark, content in (
         (performance, "decode", table(decode)),
         (performance, "prefill", prefill_table()),
@@ -268,6 +306,7 @@ def pages() -> dict[pathlib.Path, str]:
         (serving, "serving", serving_table()),
         (training, "train", training_table()),
         (training, "document mask", mask_table()),
+        (results, "maps", study_table("gqa", "gva-drope-16", *maps)),
     ):
         between = re.compile(rf"(<!-- {mark}: begin -->\n).*?(<!-- {mark}: end -->)", re.S)
         assert between.search(found[page]), f"{page.name}: no place for {mark}"

@@ -8,7 +8,7 @@ ROOT = Path(__file__).parent.parent
 
 def test_tables_and_plots_are_current():
     pages = runpy.run_path(str(ROOT / "benchmarks" / "table.py"))["pages"]()
-    assert len(pages) == 4
+    assert len(pages) == 5
     for path, content in pages.items():
         assert path.read_text() == content, f"{path.name}: run python benchmarks/table.py"
 
