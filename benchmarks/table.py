@@ -2,8 +2,8 @@
 
     python benchmarks/table.py
 
-Needs this package. Rows are those of the last run in a table: the same GPU, date and commit as its last line. Training
-rows are shown all, run by run, because a ratio holds within a run only.
+Needs this package. Rows are those of the last run in a table: the same GPU, versions, settings and commit as its last
+line. Training rows are shown all, run by run, because a ratio holds within a run only.
 """
 
 from __future__ import annotations
@@ -190,26 +190,30 @@ LOAD = ("measure", "requests", "tokens_in", "tokens_out")
 
 
 def serving_table() -> str:
-    """The last commit that was measured, every variant at each setting it was run with; GVA over GQA at the setting
-    that was best for GQA."""
+    """The rows that share everything but variant and graphs with the last one. GVA over GQA, each with the graphs that
+    are best for it; a line whose peer is missing has no ratio."""
     rows = read("serving")
-    rows = [row for row in rows if row["commit"] == rows[-1]["commit"]]
+    free = {"case", "variant", "graphs", "value", "date", *LOAD}
+    rows = [row for row in rows if all(row[k] == rows[-1][k] for k in row.keys() - free)]
     columns = sorted({(row["variant"], row["graphs"]) for row in rows})
     lines = []
     for case in dict.fromkeys(tuple(row[k] for k in LOAD) for row in rows):
         measure, requests, tokens_in, tokens_out = case
-        found = {
-            (row["variant"], row["graphs"]): float(row["value"]) for row in rows if tuple(row[k] for k in LOAD) == case
-        }
+        same = [row for row in rows if tuple(row[k] for k in LOAD) == case]
+        found = {(row["variant"], row["graphs"]): float(row["value"]) for row in same}
         shown = ["-" if x is None else f"{x:,.0f}" if x >= 1000 else f"{x:.1f}" for x in map(found.get, columns)]
         best = min if measure.endswith("_ms") else max
-        gqa, gva = (best(v for (name, _), v in found.items() if (name == "gqa") == peer) for peer in (True, False))
+        gqa, gva = (
+            best((value for (name, _), value in found.items() if name == variant), default=None)
+            for variant in ("gqa", "gva-drope-16")
+        )
         load = f"{requests} x {tokens_in} / {tokens_out}" if requests != "0" else ""
-        lines.append([SERVED[measure], load, *shown, f"{gva / gqa:.3f}"])
+        lines.append([SERVED[measure], load, *shown, f"{gva / gqa:.3f}" if gqa and gva else "-"])
     row = rows[-1]
     engine = (
-        f" vLLM {row['vllm']}, preset {row['preset']}, {row['dtype']}, block_size {row['block_size']}, max_num_seqs "
-        f"{row['max_num_seqs']}, max_num_batched_tokens {row['max_num_batched_tokens']}, {row['cache_gib']} GiB."
+        f" vLLM {row['vllm']}, preset {row['preset']}, {row['dtype']}, cache {row['kv_cache_dtype']}, block_size "
+        f"{row['block_size']}, max_num_seqs {row['max_num_seqs']}, max_num_batched_tokens "
+        f"{row['max_num_batched_tokens']}, {row['cache_gib']} GiB."
     )
     titles = [f"`{variant}`, graphs: {graphs}" for variant, graphs in columns]
     return markdown(["", "requests x in / out", *titles, "GVA over GQA"], lines, row, engine)

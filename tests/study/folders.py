@@ -12,7 +12,7 @@ TASKS = {"hellaswag": 0.25, "winogrande": 0.5, "openbookqa": 0.25, "arc_easy": 0
 
 SPEED = {
     "tokens_per_second": 1000.0, "step_ms": 2.0, "batch": 2, "context": 256, "cache_bytes": 2**29, "dtype": "bfloat16",
-    "attention": "triton", "gpu": "H200", "torch": "2.11.0", "commit": "abc", "others_gib": 0.6,
+    "attention": "triton", "gpu": "H200", "torch": "2.11.0", "commit": "abc", "beside_gib": 0.6,
 }  # fmt: skip
 
 

@@ -133,8 +133,15 @@ def test_speeds_of_several_machines_are_kept_apart(tmp_path):
         assert ratios == {"gqa": [1, 1], "mla": [1.5], "mqa": [None], "gta": [None]}
 
 
+def test_what_lies_on_a_gpu_beside_its_tensors(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (60 << 30, 80 << 30))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 15 << 30)
+    assert speed.beside_tensors(torch.device("cuda")) == 5.0
+    assert speed.beside_tensors(CPU) == 0.0
+
+
 def test_the_report_says_where_others_were_on_the_gpu(tmp_path):
-    speed.keep(write_run(tmp_path, "gqa", 0, 4.0), {**SPEED, "others_gib": 46.8})
+    speed.keep(write_run(tmp_path, "gqa", 0, 4.0), {**SPEED, "beside_gib": 46.8})
     speed.keep(write_run(tmp_path, "mla", 0, 4.0), SPEED)
     assert main(["report", str(tmp_path)]) == 0
     (told,) = (
@@ -147,6 +154,7 @@ def test_the_report_says_where_others_were_on_the_gpu(tmp_path):
 def test_a_comparison_on_a_gpu_finds_how_fast_its_rows_decode(tmp_path, data):
     words = ["--preset", "demo", "--variants", "gqa,shared-kv,gva-drope-16", "--seeds", "1"]
     words += ["--data", str(data), "--out", str(tmp_path), "--device", "cuda", "--steps", "8", *SIZE]
+    held = torch.empty(4 << 30, dtype=torch.uint8, device="cuda")
     assert main(["compare", *words]) == 0
     with (tmp_path / "report" / "decode.csv").open() as file:
         found = {row["row"]: row for row in csv.DictReader(file)}
@@ -158,9 +166,11 @@ def test_a_comparison_on_a_gpu_finds_how_fast_its_rows_decode(tmp_path, data):
         assert float(row["tokens_per_second"]) > 0
         assert row["gpu"] == torch.cuda.get_device_name()
         assert (row["batch"], row["context"]) == ("1024", "256")
-        assert float(row["others_gib"]) > 0
+        assert float(row["beside_gib"]) > held.nbytes / 2**30
     assert found["gva-drope-16"]["attention"] == "triton"
-    assert "## Decode speed" in (tmp_path / "report" / "report.md").read_text()
+    told = (tmp_path / "report" / "report.md").read_text()
+    assert "## Decode speed" in told
+    assert "Other processes held memory of the GPU" in told
     before = (tmp_path / "runs" / "gva-drope-16" / "seed-0" / "metrics.jsonl").stat().st_mtime_ns
     assert main(["compare", *words]) == 0
     assert (tmp_path / "runs" / "gva-drope-16" / "seed-0" / "metrics.jsonl").stat().st_mtime_ns == before

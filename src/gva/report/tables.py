@@ -213,9 +213,9 @@ def _speed_note(results: Results) -> str:
         )
     if any(row.config.caches_values_only for row, _ in measured):
         said.append("Where keys are rebuilt, every step makes those of all tokens, in plain torch.")
-    shared = {label(row.name): line["others_gib"] for row, line in measured if line.get("others_gib", 0) > OWN_GIB}
+    shared = [(label(row.name), line["beside_gib"]) for row, line in measured if line.get("beside_gib", 0) > OWN_GIB]
     if shared:
-        held = ", ".join(f"{name} {gib:.0f} GiB" for name, gib in shared.items())
+        held = ", ".join(f"{name} {gib:.0f} GiB" for name, gib in shared)
         said.append(f"Other processes held memory of the GPU meanwhile, and their work may be in the figure: {held}.")
     said += [f"{', '.join(names)} not measured: {reason.rstrip('.')}." for reason, names in reasons.items()]
     return " ".join(said)

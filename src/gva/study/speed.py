@@ -4,7 +4,7 @@ Weights and cache are noise: their values do not matter to speed, nor does the s
 many sequences of the model's whole context as hold `TOKENS`.
 
 Started by `gva.study.runner` as `python -m gva.study.speed JOB`, JOB being a JSON object: a process per row, so that
-nothing else lies on the GPU and a crash costs this figure alone.
+nothing else of the study lies on the GPU and a crash costs this figure alone.
 """
 
 import json
@@ -77,7 +77,7 @@ def why_not(config: GvaConfig, device: torch.device) -> str | None:
 
 def measure(config: GvaConfig, device: torch.device, batch: int, context: int, steps: int = STEPS) -> dict[str, Any]:
     """The median time of a decode step that brings `batch` sequences to `context` tokens, and what it depends on."""
-    others = held_by_others(device)
+    beside = beside_tensors(device)
     model = GvaForCausalLM(config).to(device=device, dtype=DTYPE).eval()
     generator = filled(model, batch, context - 1, 1, compile=device.type == "cuda")
     times = []
@@ -100,13 +100,13 @@ def measure(config: GvaConfig, device: torch.device, batch: int, context: int, s
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "torch": torch.__version__,
         "commit": commit(),
-        "others_gib": round(max(others, held_by_others(device)), 1),
+        "beside_gib": round(max(beside, beside_tensors(device)), 1),
     }
 
 
-def held_by_others(device: torch.device) -> float:
-    """GiB of the GPU that are not this process's tensors: its context, below 1, or other processes, whose work would be
-    in the figure."""
+def beside_tensors(device: torch.device) -> float:
+    """GiB of the GPU in use beside this process's tensors: its own context, below 1, and whatever other processes hold,
+    whose work would be in the figure."""
     if device.type == "cpu":
         return 0.0
     free, total = torch.cuda.mem_get_info(device)
