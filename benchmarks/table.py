@@ -31,11 +31,14 @@ def last_run(name: str) -> list[dict[str, str]]:
     return [row for row in rows if all(row[k] == rows[-1][k] for k in key)]
 
 
+def grid(header: list[str], lines: list[list[str]]) -> str:
+    return "\n".join("| " + " | ".join(line) + " |" for line in (header, ["---"] * len(header), *lines))
+
+
 def markdown(header: list[str], lines: list[list[str]], row: dict[str, str], more: str = "") -> str:
     """A table, and what its numbers depend on."""
     told = [row["gpu"], f"torch {row['torch']}"] + ([f"triton {row['triton']}"] if "triton" in row else [])
-    body = ["| " + " | ".join(line) + " |" for line in (header, ["---"] * len(header), *lines)]
-    return "\n".join([*body, "", ", ".join([*told, f"commit {row['commit']}"]) + f".{more}"])
+    return "\n".join([grid(header, lines), "", ", ".join([*told, f"commit {row['commit']}"]) + f".{more}"])
 
 
 def name(row: dict[str, str]) -> str:
@@ -267,7 +270,7 @@ def study_table(*names: str) -> str:
                 f"{min(scales):.2f} to {max(scales):.2f}",
             ]
         )
-    return "\n".join("| " + " | ".join(line) + " |" for line in (header, ["---"] * len(header), *lines))
+    return grid(header, lines)
 
 
 def training_table() -> str:
