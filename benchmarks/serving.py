@@ -50,6 +50,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=64, help="decode steps that are timed")
     parser.add_argument("--requests", type=int, default=256)
     parser.add_argument("--shapes", default="8192:2048,4096:1024,4096:256", help="IN:OUT of the throughput cases")
+    parser.add_argument("--repeats", type=int, default=1, help="of the throughput cases, a row each")
     parser.add_argument(
         "--graphs",
         choices=("none", "vllm", "steps"),
@@ -160,6 +161,7 @@ class Drive:
         core = engine.llm_engine
         self.first: dict[str, float] = {}
         self.full_steps: list[float] = []
+        self.returned: list[float] = []
         self.begin = time.perf_counter()
         for number, prompt in enumerate(prompts):
             sampling = SamplingParams(temperature=0, max_tokens=new, ignore_eos=True, detokenize=False)
@@ -167,6 +169,7 @@ class Drive:
         while core.has_unfinished_requests():
             outputs = core.step()
             now = time.perf_counter()
+            self.returned.append(now)
             for output in outputs:
                 self.first.setdefault(output.request_id, now - self.begin)
             if len(outputs) == len(prompts) == len(self.first):
@@ -174,6 +177,11 @@ class Drive:
             if len(self.full_steps) == full_steps > 0:
                 core.abort_request(list(self.first))
         self.seconds = time.perf_counter() - self.begin
+
+    def longest(self, count: int) -> list[tuple[float, int]]:
+        """Milliseconds and number of the steps that took longest: a stall of the host shows here."""
+        waits = [1e3 * (b - a) for a, b in pairwise([self.begin, *self.returned])]
+        return sorted(((wait, number) for number, wait in enumerate(waits)), reverse=True)[:count]
 
 
 def measure_capacity(engine: Any, arguments: argparse.Namespace) -> Iterator[dict]:
@@ -202,8 +210,12 @@ def measure_first(engine: Any, arguments: argparse.Namespace) -> Iterator[dict]:
 
 
 def measure_throughput(engine: Any, arguments: argparse.Namespace) -> Iterator[dict]:
-    for tokens_in, tokens_out in shapes(arguments):
+    for tokens_in, tokens_out in shapes(arguments) * arguments.repeats:
         drive = Drive(engine, random_prompts(arguments.requests, tokens_in), tokens_out)
+        longest = ", ".join(f"{ms:.0f} ms in {number}" for ms, number in drive.longest(8))
+        print(
+            f"{arguments.variants}: {drive.seconds:.2f} s, {len(drive.returned)} steps, longest: {longest}", flush=True
+        )
         shape = {"requests": arguments.requests, "tokens_in": tokens_in, "tokens_out": tokens_out}
         rate = arguments.requests * tokens_out / drive.seconds
         yield {"measure": "output_tokens_per_second", "value": rate, **shape}
