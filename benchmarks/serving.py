@@ -10,8 +10,8 @@ cut short is taken up again with `--variants`, `--cases` and `--shapes`.
     capacity    tokens that the same cache memory holds
     decode      median time between steps in which all of `--decode-batch` requests of `--decode-context` tokens decode
     first       time to first token of one request of `--decode-context` tokens, alone
-    throughput  output tokens per second of `--requests` requests of IN:OUT tokens, all there from the start; and the
-                mean time to first token over them
+    throughput  output tokens per second of `--requests` requests of IN:OUT tokens, all there from the start; the median
+                time between steps in which all decode, and the mean time to first token over them
 """
 
 import argparse
@@ -219,6 +219,9 @@ def measure_throughput(engine: Any, arguments: argparse.Namespace) -> Iterator[d
         shape = {"requests": arguments.requests, "tokens_in": tokens_in, "tokens_out": tokens_out}
         rate = arguments.requests * tokens_out / drive.seconds
         yield {"measure": "output_tokens_per_second", "value": rate, **shape}
+        waits = [1e3 * (b - a) for a, b in pairwise(drive.full_steps)]
+        if waits:
+            yield {"measure": "inter_token_ms", "value": statistics.median(waits), **shape}
         yield {"measure": "mean_first_token_ms", "value": 1e3 * statistics.mean(drive.first.values()), **shape}
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import pathlib
 import re
+import statistics
 
 ROOT = pathlib.Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -37,8 +38,8 @@ def grid(header: list[str], lines: list[list[str]]) -> str:
 
 def markdown(header: list[str], lines: list[list[str]], row: dict[str, str], more: str = "") -> str:
     """A table, and what its numbers depend on."""
-    told = [row["gpu"], f"torch {row['torch']}"] + ([f"triton {row['triton']}"] if "triton" in row else [])
-    return "\n".join([grid(header, lines), "", ", ".join([*told, f"commit {row['commit']}"]) + f".{more}"])
+    parts = [row["gpu"], f"torch {row['torch']}"] + ([f"triton {row['triton']}"] if "triton" in row else [])
+    return "\n".join([grid(header, lines), "", ", ".join([*parts, f"commit {row['commit']}"]) + f".{more}"])
 
 
 def name(row: dict[str, str]) -> str:
@@ -190,27 +191,41 @@ SERVED = {
     "mean_first_token_ms": "mean first token, ms",
 }
 LOAD = ("measure", "requests", "tokens_in", "tokens_out")
+SERVED_AT = ("88d8d63", "5e925b8")  # the same package: the second lets the benchmark repeat
+
+
+def told(values: list[float]) -> str:
+    """The median; of several, also how many, the least and the most."""
+    if not values:
+        return "-"
+    middle, least, most = (
+        f"{x:,.0f}" if x >= 1000 else f"{x:.1f}" for x in (statistics.median(values), min(values), max(values))
+    )
+    return middle if len(values) == 1 else f"{middle} ({len(values)} runs: {least} to {most})"
 
 
 def serving_table() -> str:
-    """The rows that share everything but variant and graphs with the last one. GVA over GQA, each with the graphs that
-    are best for it; a line whose peer is missing has no ratio."""
+    """Rows of `SERVED_AT` that share everything but variant and graphs with the last one: their median, and from where
+    to where they lie. GVA over GQA, each with the graphs that are best for it; a line whose peer is missing has no
+    ratio."""
     rows = read("serving")
-    free = {"case", "variant", "graphs", "value", "date", *LOAD}
-    rows = [row for row in rows if all(row[k] == rows[-1][k] for k in row.keys() - free)]
+    free = {"case", "variant", "graphs", "value", "date", "commit", *LOAD}
+    rows = [row for row in rows if all(row[k] == rows[-1][k] for k in row.keys() - free) and row["commit"] in SERVED_AT]
     columns = sorted({(row["variant"], row["graphs"]) for row in rows})
     lines = []
     for case in dict.fromkeys(tuple(row[k] for k in LOAD) for row in rows):
         measure, requests, tokens_in, tokens_out = case
-        same = [row for row in rows if tuple(row[k] for k in LOAD) == case]
-        found = {(row["variant"], row["graphs"]): float(row["value"]) for row in same}
-        shown = ["-" if x is None else f"{x:,.0f}" if x >= 1000 else f"{x:.1f}" for x in map(found.get, columns)]
+        found: dict[tuple[str, str], list[float]] = {}
+        for row in rows:
+            if tuple(row[k] for k in LOAD) == case:
+                found.setdefault((row["variant"], row["graphs"]), []).append(float(row["value"]))
         best = min if measure.endswith("_ms") else max
         gqa, gva = (
-            best((value for (name, _), value in found.items() if name == variant), default=None)
+            best((statistics.median(values) for (name, _), values in found.items() if name == variant), default=None)
             for variant in ("gqa", "gva-drope-16")
         )
         load = f"{requests} x {tokens_in} / {tokens_out}" if requests != "0" else ""
+        shown = [told(found.get(column, [])) for column in columns]
         lines.append([SERVED[measure], load, *shown, f"{gva / gqa:.3f}" if gqa and gva else "-"])
     row = rows[-1]
     engine = (
@@ -219,6 +234,7 @@ def serving_table() -> str:
         f"{row['max_num_batched_tokens']}, {row['cache_gib']} GiB."
     )
     titles = [f"`{variant}`, graphs: {graphs}" for variant, graphs in columns]
+    row = {**row, "commit": " and ".join(SERVED_AT)}
     return markdown(["", "requests x in / out", *titles, "GVA over GQA"], lines, row, engine)
 
 
