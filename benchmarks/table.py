@@ -253,6 +253,7 @@ def mask_table() -> str:
     return markdown(header, lines, rows[0], f" Documents of {rows[0]['mean_document']} tokens on average.")
 
 
+STUDY = ROOT / "results" / "small-h200" / "runs"
 FORMED = 0.1  # nats of induction, where a head that copies counts as there
 
 
@@ -264,7 +265,7 @@ def study_table(*names: str) -> str:
     from gva.study.results import load
     from gva.study.statistics import paired
 
-    rows = {row.name: row for row in load([ROOT / "results" / "small-h200"], "gqa").rows}
+    rows = {row.name: row for row in load([STUDY], "gqa").rows}
     peers = ("gqa", "gva-drope-16")
     header = ["row", "seeds", "validation loss", *(f"against `{peer}`" for peer in peers)]
     header += ["induction at the end, by seed", f"passes {FORMED} at step", "content keys over values"]
@@ -287,6 +288,28 @@ def study_table(*names: str) -> str:
             ]
         )
     return grid(header, lines)
+
+
+def gap_table(name: str, peer: str, every: int) -> str:
+    """How far a row is from another over training, paired by seed."""
+    from gva.report.tables import difference, spread
+    from gva.study.results import load
+    from gva.study.statistics import Estimate, paired
+
+    rows = load([STUDY], peer)
+    losses: dict[str, dict[int, dict[int, float]]] = {name: {}, peer: {}}
+    for row, steps in losses.items():
+        for run in rows.row(row).runs:
+            for line in run.of_kind("eval"):
+                if line["step"] % every == 0:
+                    steps.setdefault(line["step"], {})[run.seed] = line["valid_loss"]
+    lines = []
+    for step in sorted(losses[name]):
+        ours, theirs = losses[name][step], losses[peer][step]
+        change = paired(ours, theirs)
+        assert change is not None, f"{name} and {peer} share no seed"
+        lines.append([str(step), *(spread(Estimate(x), 3) for x in (theirs, ours)), difference(change, 3)])
+    return grid(["step", f"`{peer}`", f"`{name}`", f"paired, {change.n} seeds"], lines)
 
 
 def training_table() -> str:
@@ -329,6 +352,7 @@ def pages() -> dict[pathlib.Path, str]:
         (serving, "serving", serving_table()),
         (training, "train", training_table()),
         (training, "document mask", mask_table()),
+        (results, "gap", gap_table("gva-drope-16", "gqa", every=100)),
         (results, "maps", study_table("gqa", "gva-drope-16", *maps)),
     ):
         between = re.compile(rf"(<!-- {mark}: begin -->\n).*?(<!-- {mark}: end -->)", re.S)
