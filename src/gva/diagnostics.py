@@ -30,7 +30,7 @@ def qk_scales(model: nn.Module, batch: Tensor, run: Run | None = None) -> list[d
         slices = module.slices(hidden)
         return {name: None if (s := slices[name]) is None else _rms(s) for name in SLICES}
 
-    return _observe(model, run or (lambda: model(batch, use_cache=False)), look)
+    return observe(model, run or (lambda: model(batch, use_cache=False)), look)
 
 
 @torch.no_grad()
@@ -44,7 +44,7 @@ def previous_token_attention(model: nn.Module, batch: Tensor, run: Run | None = 
         weights = attention_weights(module, hidden, positions)
         return weights.diagonal(offset=-1, dim1=2, dim2=3).mean((0, 2)).tolist()
 
-    return _observe(model, run or (lambda: model(batch, use_cache=False)), look)
+    return observe(model, run or (lambda: model(batch, use_cache=False)), look)
 
 
 @torch.no_grad()
@@ -70,7 +70,7 @@ def cache_scalars_per_token_per_layer(cache: Any) -> float:
     return scalars / (tokens * len(cache.layers))
 
 
-def _observe(model: nn.Module, run: Run, look: Callable[..., Any]) -> list[Any]:
+def observe(model: nn.Module, run: Run, look: Callable[..., Any]) -> list[Any]:
     """What `look` says of each attention's inputs during `run`, in the order of layers."""
     seen: dict[int, Any] = {}
 
