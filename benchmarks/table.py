@@ -312,6 +312,28 @@ def gap_table(name: str, peer: str, every: int) -> str:
     return grid(["step", f"`{peer}`", f"`{name}`", f"paired, {change.n} seeds"], lines)
 
 
+def motion_table() -> str:
+    """How far a stretch of training moves keys, by the matrix that moves them: means over layers."""
+    with (ROOT / "results" / "key-motion.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    found: dict[tuple[int, int], dict[str, list[dict[str, str]]]] = {}
+    for row in rows:
+        at = found.setdefault((int(row["width"]), int(row["step"])), {})
+        at.setdefault(row["part"], []).append(row)
+    lines = []
+    for (width, step), parts in sorted(found.items()):
+        key, maps, values = (
+            statistics.mean(float(row["motion"]) for row in parts[part]) for part in ("k_proj", "key_map", "v_proj")
+        )
+        expected = width / 64 / statistics.mean(float(row["values"]) for row in parts["key_map"])
+        lines.append([str(width), str(step), f"{key:.2f}", f"{maps:.3f}", f"{values:.2f}"])
+        lines[-1] += [f"{key / maps:.1f}", f"{expected:.1f}"]
+    header = ["width", "step", "GQA: `k_proj`", "GVA: maps", "GVA: `v_proj`", "`k_proj` over maps", "expected"]
+    row = rows[-1]
+    told = f"{row['layers']} layers, {row['tokens_per_step']} tokens a step, {row['stretch']} steps a stretch, one seed"
+    return grid(header, lines) + f"\n\n{row['device']}, torch {row['torch']}, commit {row['commit']}; {told}."
+
+
 def training_table() -> str:
     """Markdown: speed of each variant, against GQA in the same run, and what the paper's run would cost at it."""
     rows = read("train")
@@ -353,6 +375,7 @@ def pages() -> dict[pathlib.Path, str]:
         (training, "train", training_table()),
         (training, "document mask", mask_table()),
         (results, "gap", gap_table("gva-drope-16", "gqa", every=100)),
+        (results, "motion", motion_table()),
         (results, "maps", study_table("gqa", "gva-drope-16", *maps)),
     ):
         between = re.compile(rf"(<!-- {mark}: begin -->\n).*?(<!-- {mark}: end -->)", re.S)

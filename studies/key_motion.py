@@ -60,6 +60,7 @@ def follow(variant: str, width: int, arguments: argparse.Namespace) -> Iterator[
         "hidden_size": width, "num_attention_heads": heads, "num_value_groups": max(1, heads // 4),
         "intermediate_size": 64 * round(width * 2.75 / 64),
     }  # fmt: skip
+    source = commit()  # now: what lies in the folder later is not what runs
     train_set = TokenDataset(arguments.data)
     fields = {**sizes, **read_overrides(None, arguments.fields)}
     config, recipe = build("small", variant, fields, train_set.index["vocab_size"])
@@ -86,7 +87,7 @@ def follow(variant: str, width: int, arguments: argparse.Namespace) -> Iterator[
                     "step": done - arguments.stretch, "stretch": arguments.stretch, "layer": layer, "part": part,
                     "motion": moved / keys, "keys": keys, "values": values, "loss": loss,
                     "device": torch.cuda.get_device_name() if arguments.device == "cuda" else "cpu",
-                    "torch": torch.__version__, "commit": commit(),
+                    "torch": torch.__version__, "commit": source,
                 }  # fmt: skip
             print(f"{variant} {width}: step {done}, loss {loss:.3f}", file=sys.stderr, flush=True)
         if done in begins:
