@@ -208,9 +208,9 @@ def serving_table() -> str:
     """Rows of `SERVED_AT` that share everything but variant and graphs with the last one: their median, and from where
     to where they lie. GVA over GQA, each with the graphs that are best for it; a line whose peer is missing has no
     ratio."""
-    rows = read("serving")
+    rows = [row for row in read("serving") if row["commit"] in SERVED_AT]
     free = {"case", "variant", "graphs", "value", "date", "commit", *LOAD}
-    rows = [row for row in rows if all(row[k] == rows[-1][k] for k in row.keys() - free) and row["commit"] in SERVED_AT]
+    rows = [row for row in rows if all(row[k] == rows[-1][k] for k in row.keys() - free)]
     columns = sorted({(row["variant"], row["graphs"]) for row in rows})
     lines = []
     for case in dict.fromkeys(tuple(row[k] for k in LOAD) for row in rows):
@@ -291,7 +291,7 @@ def study_table(*names: str) -> str:
 
 
 def gap_table(name: str, peer: str, every: int) -> str:
-    """How far a row is from another over training, paired by seed."""
+    """How far a row is from another over training, over the seeds that both have."""
     from gva.report.tables import difference, spread
     from gva.study.results import load
     from gva.study.statistics import Estimate, paired
@@ -305,33 +305,36 @@ def gap_table(name: str, peer: str, every: int) -> str:
                     steps.setdefault(line["step"], {})[run.seed] = line["valid_loss"]
     lines = []
     for step in sorted(losses[name]):
-        ours, theirs = losses[name][step], losses[peer][step]
-        change = paired(ours, theirs)
+        change = paired(losses[name][step], losses[peer][step])
         assert change is not None, f"{name} and {peer} share no seed"
-        lines.append([str(step), *(spread(Estimate(x), 3) for x in (theirs, ours)), difference(change, 3)])
+        both = [Estimate({seed: losses[row][step][seed] for seed in change.values}) for row in (peer, name)]
+        lines.append([str(step), *(spread(estimate, 3) for estimate in both), difference(change, 3)])
     return grid(["step", f"`{peer}`", f"`{name}`", f"paired, {change.n} seeds"], lines)
 
 
 def motion_table() -> str:
-    """How far a stretch of training moves keys, by the matrix that moves them: means over layers."""
+    """How far a stretch of training moves keys, by the matrix that moves them: RMS, means over layers."""
     with (ROOT / "results" / "key-motion.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    found: dict[tuple[int, int], dict[str, list[dict[str, str]]]] = {}
+    found: dict[tuple[int, int], dict[str, dict[str, dict[str, str]]]] = {}
     for row in rows:
-        at = found.setdefault((int(row["width"]), int(row["step"])), {})
-        at.setdefault(row["part"], []).append(row)
+        layers = found.setdefault((int(row["width"]), int(row["step"])), {}).setdefault(row["part"], {})
+        assert row["layer"] not in layers, "measured twice: keep one run"
+        layers[row["layer"]] = row
     lines = []
     for (width, step), parts in sorted(found.items()):
         key, maps, values = (
-            statistics.mean(float(row["motion"]) for row in parts[part]) for part in ("k_proj", "key_map", "v_proj")
+            statistics.mean(float(row["motion"]) * float(row["keys"]) for row in parts[part].values())
+            for part in ("k_proj", "key_map", "v_proj")
         )
-        expected = width / 64 / statistics.mean(float(row["values"]) for row in parts["key_map"])
-        lines.append([str(width), str(step), f"{key:.2f}", f"{maps:.3f}", f"{values:.2f}"])
+        expected = width / 64 / statistics.mean(float(row["values"]) for row in parts["key_map"].values())
+        lines.append([str(width), str(step), f"{key:.3f}", f"{maps:.4f}", f"{values:.3f}"])
         lines[-1] += [f"{key / maps:.1f}", f"{expected:.1f}"]
     header = ["width", "step", "GQA: `k_proj`", "GVA: maps", "GVA: `v_proj`", "`k_proj` over maps", "expected"]
     row = rows[-1]
+    commits = " and ".join(sorted({row["commit"] for row in rows}))
     told = f"{row['layers']} layers, {row['tokens_per_step']} tokens a step, {row['stretch']} steps a stretch, one seed"
-    return grid(header, lines) + f"\n\n{row['device']}, torch {row['torch']}, commit {row['commit']}; {told}."
+    return grid(header, lines) + f"\n\n{row['device']}, torch {row['torch']}, commit {commits}; {told}."
 
 
 def training_table() -> str:

@@ -73,7 +73,7 @@ def follow(variant: str, width: int, arguments: argparse.Namespace) -> Iterator[
     begins = sorted({int(step) for step in arguments.at.split(",")})
     if any(b - a < arguments.stretch for a, b in pairwise(begins)):
         raise SystemExit(f"--at {arguments.at}: stretches of {arguments.stretch} steps would overlap")
-    before: dict[str, Tensor] = {}
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
     for step in range(max(begins) + arguments.stretch):
         set_learning_rate(optimizer, learning_rate(recipe, step))
         loss = descend(model, optimizer, batches, step, arguments.device)
