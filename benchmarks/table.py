@@ -1,4 +1,4 @@
-"""Writes the tables and plots of the documentation from benchmarks/results/*.csv and from the runs in results/.
+"""Writes the tables and plots of the documentation from benchmarks/results/*.csv.
 
     python benchmarks/table.py
 
@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import csv
 import pathlib
-import re
 import statistics
+
+from gva.report.tables import fill
 
 ROOT = pathlib.Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -253,90 +254,6 @@ def mask_table() -> str:
     return markdown(header, lines, rows[0], f" Documents of {rows[0]['mean_document']} tokens on average.")
 
 
-STUDY = ROOT / "results" / "small-h200" / "runs"
-FORMED = 0.1  # nats of induction, where a head that copies counts as there
-
-
-def study_table(*names: str) -> str:
-    """Losses of rows of the small study, what they differ by from GQA and from GVA as in the paper, and when induction
-    formed."""
-    from gva.report.curves import induction
-    from gva.report.tables import difference, spread
-    from gva.study.results import load
-    from gva.study.statistics import paired
-
-    rows = {row.name: row for row in load([STUDY], "gqa").rows}
-    peers = ("gqa", "gva-drope-16")
-    header = ["row", "seeds", "validation loss", *(f"against `{peer}`" for peer in peers)]
-    header += ["induction at the end, by seed", f"passes {FORMED} at step", "content keys over values"]
-    lines = []
-    for row in map(rows.__getitem__, names):
-        loss = row.valid_loss
-        changes = [None if row.name == peer else paired(loss.values, rows[peer].valid_loss.values) for peer in peers]
-        gains = [induction(run) for run in row.runs]
-        formed = [next((str(step) for step, gain in sorted(g.items()) if gain > FORMED), "never") for g in gains]
-        scales = [s["k_nope"] / s["v"] for run in row.runs for s in run.of_kind("diagnostics")[-1]["qk_scales"]]
-        lines.append(
-            [
-                f"`{row.name}`",
-                str(loss.n),
-                spread(loss, 3),
-                *("" if change is None else difference(change, 3) for change in changes),
-                ", ".join(f"{gain[max(gain)]:.2f}" for gain in gains),
-                ", ".join(formed),
-                f"{min(scales):.2f} to {max(scales):.2f}",
-            ]
-        )
-    return grid(header, lines)
-
-
-def gap_table(name: str, peer: str, every: int) -> str:
-    """How far a row is from another over training, over the seeds that both have."""
-    from gva.report.tables import difference, spread
-    from gva.study.results import load
-    from gva.study.statistics import Estimate, paired
-
-    rows = load([STUDY], peer)
-    losses: dict[str, dict[int, dict[int, float]]] = {name: {}, peer: {}}
-    for row, steps in losses.items():
-        for run in rows.row(row).runs:
-            for line in run.of_kind("eval"):
-                if line["step"] % every == 0:
-                    steps.setdefault(line["step"], {})[run.seed] = line["valid_loss"]
-    lines = []
-    for step in sorted(losses[name]):
-        change = paired(losses[name][step], losses[peer][step])
-        assert change is not None, f"{name} and {peer} share no seed"
-        both = [Estimate({seed: losses[row][step][seed] for seed in change.values}) for row in (peer, name)]
-        lines.append([str(step), *(spread(estimate, 3) for estimate in both), difference(change, 3)])
-    return grid(["step", f"`{peer}`", f"`{name}`", f"paired, {change.n} seeds"], lines)
-
-
-def motion_table() -> str:
-    """How far a stretch of training moves keys, by the matrix that moves them: RMS, means over layers."""
-    with (ROOT / "results" / "key-motion.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    found: dict[tuple[int, int], dict[str, dict[str, dict[str, str]]]] = {}
-    for row in rows:
-        layers = found.setdefault((int(row["width"]), int(row["step"])), {}).setdefault(row["part"], {})
-        assert row["layer"] not in layers, "measured twice: keep one run"
-        layers[row["layer"]] = row
-    lines = []
-    for (width, step), parts in sorted(found.items()):
-        key, maps, values = (
-            statistics.mean(float(row["motion"]) * float(row["keys"]) for row in parts[part].values())
-            for part in ("k_proj", "key_map", "v_proj")
-        )
-        expected = width / 64 / statistics.mean(float(row["values"]) for row in parts["key_map"].values())
-        lines.append([str(width), str(step), f"{key:.3f}", f"{maps:.4f}", f"{values:.3f}"])
-        lines[-1] += [f"{key / maps:.1f}", f"{expected:.1f}"]
-    header = ["width", "step", "GQA: `k_proj`", "GVA: maps", "GVA: `v_proj`", "`k_proj` over maps", "expected"]
-    row = rows[-1]
-    commits = " and ".join(sorted({row["commit"] for row in rows}))
-    told = f"{row['layers']} layers, {row['tokens_per_step']} tokens a step, {row['stretch']} steps a stretch, one seed"
-    return grid(header, lines) + f"\n\n{row['device']}, torch {row['torch']}, commit {commits}; {told}."
-
-
 def training_table() -> str:
     """Markdown: speed of each variant, against GQA in the same run, and what the paper's run would cost at it."""
     rows = read("train")
@@ -365,26 +282,18 @@ def training_table() -> str:
 def pages() -> dict[pathlib.Path, str]:
     """Every generated file and what it should hold."""
     decode = last_run("decode")
-    names = ("performance", "training", "serving", "results")
-    performance, training, serving, results = (ROOT / "docs" / f"{name}.md" for name in names)
-    found = {page: page.read_text() for page in (performance, training, serving, results)}
-    maps = (f"maps-x{factor}" for factor in (2, 4, 8, 16, 32))
-    for page, mark, content in (
-        (performance, "decode", table(decode)),
-        (performance, "prefill", prefill_table()),
-        (performance, "end to end", end_to_end_table()),
-        (performance, "capacity", capacity_table()),
-        (serving, "serving", serving_table()),
-        (training, "train", training_table()),
-        (training, "document mask", mask_table()),
-        (results, "gap", gap_table("gva-drope-16", "gqa", every=100)),
-        (results, "motion", motion_table()),
-        (results, "maps", study_table("gqa", "gva-drope-16", *maps)),
-    ):
-        between = re.compile(rf"(<!-- {mark}: begin -->\n).*?(<!-- {mark}: end -->)", re.S)
-        assert between.search(found[page]), f"{page.name}: no place for {mark}"
-        found[page] = between.sub(lambda m, content=content: m[1] + content + "\n" + m[2], found[page])
-    return {**found, PLOT: plot(decode)}
+    tables = {
+        "performance": {
+            "decode": table(decode),
+            "prefill": prefill_table(),
+            "end to end": end_to_end_table(),
+            "capacity": capacity_table(),
+        },
+        "serving": {"serving": serving_table()},
+        "training": {"train": training_table(), "document mask": mask_table()},
+    }
+    found = {ROOT / "docs" / f"{name}.md": content for name, content in tables.items()}
+    return {**{page: fill(page.read_text(), content) for page, content in found.items()}, PLOT: plot(decode)}
 
 
 if __name__ == "__main__":

@@ -171,3 +171,12 @@ def test_the_numbers_are_in_the_csvs(three):
     assert [row["value"] for row in drawn if row["curve"] == "induction_score"] == pytest.approx([0.25, 0.5, 0.75, 1])
     assert drawn[-1]["tokens"] == 40 * 16 * 128
     assert {r["acc_norm"] for r in read["accuracy"] if r["task"] == "winogrande"} == {""}
+
+
+def test_a_page_is_filled_between_its_marks_alone():
+    page = "text\n<!-- a: begin -->\nold\n<!-- a: end -->\nmore <!-- b: begin --><!-- b: end -->\n"
+    filled = tables.fill(page, {"a": "| \\1 |"})
+    assert filled == "text\n<!-- a: begin -->\n| \\1 |\n<!-- a: end -->\nmore <!-- b: begin --><!-- b: end -->\n"
+    assert tables.fill(filled, {"a": "| \\1 |"}) == filled
+    with pytest.raises(ValueError, match="0 marks of c"):
+        tables.fill(page, {"c": ""})

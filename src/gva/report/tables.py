@@ -2,12 +2,14 @@
 
 import csv
 import io
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from html import escape
 from typing import Any
 
 from gva import cost
+from gva.errors import check
 from gva.report.style import label
 from gva.study.results import TASKS, ComparedRow, Results, Run, score
 from gva.study.statistics import FEWEST, Estimate
@@ -43,6 +45,15 @@ class Table:
 
 def _line(cells: Iterable[str]) -> str:
     return "| " + " | ".join(text.replace("|", "\\|") for text in cells) + " |"
+
+
+def fill(text: str, tables: Mapping[str, str]) -> str:
+    """A page with what stands between `<!-- NAME: begin -->` and `<!-- NAME: end -->` replaced."""
+    for name, table in tables.items():
+        parts = re.split(rf"(<!-- {name}: (?:begin|end) -->)", text)
+        check(len(parts) == 5, "page", f"{len(parts) // 2} marks of {name}", "needs one begin and one end")
+        text = "".join([parts[0], parts[1], f"\n{table}\n", *parts[3:]])
+    return text
 
 
 def css_name(row: str) -> str:

@@ -1,0 +1,194 @@
+"""Writes the tables of docs/results.md from the runs in results/: python studies/table.py"""
+
+from __future__ import annotations
+
+import csv
+import pathlib
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from gva import cost
+from gva.report.curves import induction
+from gva.report.tables import Table, difference, fill, signed, spread
+from gva.study.results import ComparedRow, Results, Run, load
+from gva.study.statistics import Estimate, paired
+
+ROOT = pathlib.Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "results.md"
+STUDY = ROOT / "results" / "small-h200"
+MOTION = ROOT / "results" / "key-motion.csv"
+MAPS = [f"maps-x{factor}" for factor in (2, 4, 8, 16, 32)]
+CLAIM = ["gqa", "gqa-half-the-groups", "gva-drope-16", "maps-x32", "gva-drope-16-twice-the-groups", "shared-kv", "mla"]
+FORMED = 0.1  # nats of induction, where a head that copies counts as there
+
+Column = tuple[str, Callable[[ComparedRow], str]]
+
+
+def grid(header: list[str], lines: Iterable[list[str]]) -> str:
+    return Table(header, [("", False, line) for line in lines]).markdown()
+
+
+def rows_table(names: Iterable[str], columns: list[Column], results: Results) -> str:
+    rows = [results.row(name) for name in names]
+    lines = [[f"`{row.name}`", *(read(row) for _, read in columns)] for row in rows]
+    return grid(["row", *(title for title, _ in columns)], lines)
+
+
+# ---- columns ----
+
+SEEDS: Column = ("seeds", lambda row: str(row.valid_loss.n))
+LOSS: Column = ("validation loss", lambda row: spread(row.valid_loss, 3))
+SCALARS: Column = ("scalars", lambda row: str(cost.cache_scalars_per_token_per_layer(row.config)))
+
+
+def against(peer: ComparedRow) -> Column:
+    def read(row: ComparedRow) -> str:
+        change = None if row.name == peer.name else paired(row.valid_loss.values, peer.valid_loss.values)
+        return "" if change is None else difference(change, 3)
+
+    return f"against `{peer.name}`", read
+
+
+def between(title: str, read: Callable[[Run], Iterable[float]]) -> Column:
+    """From where to where a number lies, over all runs of a row."""
+
+    def show(row: ComparedRow) -> str:
+        values = [value for run in row.runs for value in read(run)]
+        return f"{min(values):.2f} to {max(values):.2f}" if len(values) > 1 else f"{values[0]:.2f}"
+
+    return title, show
+
+
+def last(run: Run) -> dict[str, Any]:
+    """What the diagnostics saw at the end."""
+    return run.of_kind("diagnostics")[-1]
+
+
+def scales(run: Run) -> list[dict[str, float]]:
+    """Of queries, keys and values, by layer, at the end."""
+    return last(run)["qk_scales"]
+
+
+def formed(run: Run) -> int | None:
+    """The step at which induction is there."""
+    return next((step for step, gain in sorted(induction(run).items()) if gain > FORMED), None)
+
+
+def formed_text(row: ComparedRow) -> str:
+    steps = [formed(run) for run in row.runs]
+    found = sorted(step for step in steps if step is not None)
+    told = [f"{found[0]} to {found[-1]}" if found[0] != found[-1] else str(found[0])] if found else []
+    return ", ".join([*told, *([f"never in {steps.count(None)}"] if None in steps else [])])
+
+
+PREVIOUS = between("previous token", lambda run: [max(map(max, last(run)["previous_token_attention"]))])
+INDUCTION = between("induction", lambda run: [induction(run)[run.steps]])
+FORMED_AT: Column = (f"passes {FORMED} at step", formed_text)
+OVER_VALUES = between("keys over values", lambda run: [s["k_nope"] / s["v"] for s in scales(run)])
+OVER_QUERIES: Column = (
+    "keys over queries",
+    lambda row: f"{statistics.mean(s['k_nope'] / s['q_nope'] for run in row.runs for s in scales(run)):.2f}",
+)
+MECHANISM = [PREVIOUS, INDUCTION, FORMED_AT]
+
+
+# ---- tables ----
+
+
+def variants_table(results: Results) -> str:
+    peers = [against(results.row(name)) for name in ("gqa", "gqa-half-the-groups", "gva-drope-16")]
+    return rows_table(CLAIM, [SCALARS, SEEDS, LOSS, *peers, *MECHANISM], results)
+
+
+def maps_table(results: Results) -> str:
+    """Rates of the maps, and how closely the start of induction and the loss go together in all of these runs."""
+    peers = [against(results.row(name)) for name in ("gqa", "gva-drope-16")]
+    names = ["gva-drope-16", *MAPS]
+    shown = rows_table(["gqa", *names], [SEEDS, LOSS, *peers, *MECHANISM, OVER_VALUES, OVER_QUERIES], results)
+    told = ", ".join(
+        f"{correlation([run for name in group for run in results.row(name).runs]):.2f} {what}"
+        for what, group in (("in `gqa`", ["gqa"]), ("in `gva-drope-16`", names[:1]), ("over all rows of GVA", names))
+    )
+    return f"{shown}\n\nRank correlation of the step at which induction passes {FORMED} with the final loss: {told}."
+
+
+def correlation(runs: list[Run]) -> float:
+    """Of ranks; a run in which induction never formed comes last."""
+    steps = [step if (step := formed(run)) is not None else run.steps + 1 for run in runs]
+    return statistics.correlation(ranks(steps), ranks([run.valid_loss for run in runs]))
+
+
+def ranks(values: Sequence[float]) -> list[float]:
+    """Equal values share the mean of their ranks."""
+    ordered = sorted(values)
+    return [ordered.index(value) + (ordered.count(value) - 1) / 2 for value in values]
+
+
+def losses(row: ComparedRow) -> dict[int, dict[int, float]]:
+    """By step and seed."""
+    found: dict[int, dict[int, float]] = {}
+    for run in row.runs:
+        for line in run.of_kind("eval"):
+            found.setdefault(line["step"], {})[run.seed] = line["valid_loss"]
+    return found
+
+
+def gap_table(results: Results, peer: str, names: list[str], every: int) -> str:
+    """How far rows are from another over training, over the seeds that both have; without an interval, seed by seed."""
+    base = losses(results.row(peer))
+    found = {name: losses(results.row(name)) for name in names}
+    lines = []
+    for step in sorted(step for step in base if step % every == 0):
+        line = [str(step), spread(Estimate(base[step]), 3)]
+        for name in names:
+            change = paired(found[name][step], base[step])
+            assert change is not None, f"{name} and {peer} share no seed"
+            apart = ", ".join(signed(value, 3) for value in change.values.values())
+            line += [spread(Estimate(found[name][step]), 3), difference(change, 3) if change.interval else apart]
+        lines.append(line)
+    shared = [len(found[name][max(base)].keys() & base[max(base)].keys()) for name in names]
+    titles = [t for name, n in zip(names, shared, strict=True) for t in (f"`{name}`", f"paired, {n} seeds")]
+    return grid(["step", f"`{peer}`", *titles], lines)
+
+
+def motion_table() -> str:
+    """How far a stretch of training moves keys, by the matrix that moves them: RMS, means over layers."""
+    with MOTION.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    found: dict[tuple[str, int, int], dict[str, dict[str, dict[str, str]]]] = {}
+    for row in rows:
+        where = f"{row['device']}, {row['layers']} layers, {int(row['tokens_per_step']):,} tokens a step"
+        layers = found.setdefault((where, int(row["width"]), int(row["step"])), {}).setdefault(row["part"], {})
+        assert row["layer"] not in layers, "measured twice: keep one run"
+        layers[row["layer"]] = row
+    lines = []
+    for (where, width, step), parts in found.items():
+        key, maps, values = (
+            statistics.mean(float(row["motion"]) * float(row["keys"]) for row in parts[part].values())
+            for part in ("k_proj", "key_map", "v_proj")
+        )
+        expected = width / 64 / statistics.mean(float(row["values"]) for row in parts["key_map"].values())
+        lines.append([where, str(width), str(step), f"{key:.3f}", f"{maps:.4f}", f"{values:.3f}"])
+        lines[-1] += [f"{key / maps:.1f}", f"{expected:.1f}"]
+    header = ["where", "width", "step", "GQA: `k_proj`", "GVA: maps", "GVA: `v_proj`", "`k_proj` over maps", "expected"]
+    made = " and ".join(sorted({f"torch {row['torch']} at commit {row['commit']}" for row in rows}))
+    return grid(header, lines) + f"\n\n{rows[-1]['stretch']} steps a stretch, one seed; {made}."
+
+
+def pages() -> dict[pathlib.Path, str]:
+    """The page and what it should hold."""
+    small, longer = load([STUDY / "runs"], "gqa"), load([STUDY / "longer" / "runs"], "gqa-longer")
+    tables = {
+        "gap": gap_table(small, "gqa", ["gva-drope-16", "maps-x32"], every=100),
+        "longer": gap_table(longer, "gqa-longer", ["gva-drope-16-longer"], every=300),
+        "variants": variants_table(small),
+        "maps": maps_table(small),
+        "motion": motion_table(),
+    }
+    return {PAGE: fill(PAGE.read_text(), tables)}
+
+
+if __name__ == "__main__":
+    for path, content in pages().items():
+        path.write_text(content)
