@@ -186,8 +186,8 @@ def pareto(results: Results) -> Plot:
             }
         )  # fmt: skip
     sizes = [trace["x"][0] for trace in traces]
-    for trace in traces:  # names stand beside their points, those of the smallest cache to the left
-        trace["meta"]["side"] = "left" if trace["x"][0] == min(sizes) else "right"
+    for trace in traces:  # names stand beside their points: left of the smallest cache's, and of the largest's to fit
+        trace["meta"]["side"] = "left" if trace["x"][0] in (min(sizes), max(sizes)) else "right"
     layout = _axes("cache bytes per token, all layers, bfloat16", "validation loss (nats per token)")
     layout["xaxis"]["range"] = [0, 1.15 * max(sizes)]
     layout["hovermode"] = "closest"

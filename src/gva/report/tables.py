@@ -2,7 +2,6 @@
 
 import csv
 import io
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from html import escape
@@ -50,9 +49,10 @@ def _line(cells: Iterable[str]) -> str:
 def fill(text: str, tables: Mapping[str, str]) -> str:
     """A page with what stands between `<!-- NAME: begin -->` and `<!-- NAME: end -->` replaced."""
     for name, table in tables.items():
-        parts = re.split(rf"(<!-- {name}: (?:begin|end) -->)", text)
-        check(len(parts) == 5, "page", f"{len(parts) // 2} marks of {name}", "needs one begin and one end")
-        text = "".join([parts[0], parts[1], f"\n{table}\n", *parts[3:]])
+        begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+        found = text.count(begin) == text.count(end) == 1 and text.index(begin) < text.index(end)
+        check(found, "table", name, f"the page needs one {begin} and after it one {end}")
+        text = f"{text.partition(begin)[0]}{begin}\n{table}\n{end}{text.partition(end)[2]}"
     return text
 
 
