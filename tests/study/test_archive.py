@@ -28,6 +28,27 @@ def test_the_copy_gives_the_same_numbers(tmp_path):
     assert archive([kept], kept) == 0
 
 
+def test_rows_stand_as_their_folders_are_given_and_stay_so(tmp_path):
+    """Within a folder as in the matrix, where `write_run` puts GQA before MLA before GVA."""
+    for folder, names in {
+        "a": ["mla", "gqa"],
+        "b": ["gva-drope-16", "gqa"],
+        "c": ["gva-baseline", "gva-drope-16"],
+    }.items():
+        for name in names:
+            write_run(tmp_path / folder, name, "abc".index(folder), 3.0)
+    kept = tmp_path / "kept"
+
+    def rows(*folders):
+        return [row.name for row in load([tmp_path / name for name in folders]).rows]
+
+    assert rows("c", "b", "a") == ["gva-baseline", "gva-drope-16", "gqa", "mla"]
+    archive([tmp_path / name for name in "ab"], kept)
+    assert rows("kept") == rows("a", "b") == ["gqa", "mla", "gva-drope-16"]
+    archive([kept, tmp_path / "c"], kept)
+    assert rows("kept") == rows("a", "b", "c") == ["gqa", "mla", "gva-drope-16", "gva-baseline"]
+
+
 def test_from_the_command_line(tmp_path, capsys):
     write_run(tmp_path / "a", "gqa", 0, 3.0)
     kept = tmp_path / "kept"

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from gva.study.matrix import ROW
 from gva.train.folder import RUN
@@ -15,26 +16,34 @@ EVERY = 10  # of the steps, one in so many is kept, besides the first and the la
 def archive(folders: Iterable[Path], out: Path, every: int = EVERY) -> int:
     """Copy every finished run to out/runs/ROW/seed-N: its record, all its evaluations, one step in `every`.
 
-    A report can be made of the copy. Returns the number of runs; one that is there already is written again."""
+    A report can be made of the copy, its rows in the same order. Returns the number of runs; one that is there already
+    is written again."""
     count = 0
+    places: dict[str, int] = {}
     for folder in folders:
-        for record in sorted(folder.rglob(RUN)):
-            run = record.parent
+        for _, record in sorted((_row(run.parent).get("order", 0), run) for run in folder.rglob(RUN)):
+            run, row = record.parent, _row(record.parent)
             if not is_done(run):
                 continue
             seed = json.loads(record.read_text())["identity"]["recipe"]["seed"]
-            row = run.parent / ROW
-            name = json.loads(row.read_text())["name"] if row.is_file() else run.name
+            name = row.get("name", run.name)
+            place = places.setdefault(name, len(places))
             kept = out / "runs" / name / f"seed-{seed}"
             if kept.resolve() == run.resolve():
                 continue
             kept.mkdir(parents=True, exist_ok=True)
-            if row.is_file():
-                shutil.copyfile(row, kept.parent / ROW)
+            if row:
+                (kept.parent / ROW).write_text(json.dumps({**row, "order": place}, indent=2))
             shutil.copyfile(record, kept / RUN)
             (kept / METRICS).write_text(_thinned(run, every))
             count += 1
     return count
+
+
+def _row(run: Path) -> dict[str, Any]:
+    """The record of the row that a run belongs to; empty where it was trained by itself."""
+    record = run.parent / ROW
+    return json.loads(record.read_text()) if record.is_file() else {}
 
 
 def _thinned(run: Path, every: int) -> str:

@@ -186,12 +186,14 @@ def load(folders: Iterable[Path], baseline: str | None = None, needed: bool = Tr
     """
     runs: dict[tuple[str, int], Run] = {}
     unfinished: set[tuple[str, int]] = set()
-    order: dict[str, int] = {}
-    for folder in folders:
+    order: dict[
+        str, tuple[int, int]
+    ] = {}  # a row stands where the first folder that has it is given, then as in its matrix
+    for place, folder in enumerate(folders):
         check(folder.is_dir(), "FOLDER", str(folder), "no such folder; give one that gva compare or gva train wrote")
         for run in _read_runs(folder):
             key = (run.row, run.seed)
-            order.setdefault(run.of, run.order)
+            order.setdefault(run.of, (place, run.order))
             if not run.of_kind("done"):
                 unfinished.add(key)
             elif key in runs and runs[key].folder.resolve() != run.folder.resolve():
