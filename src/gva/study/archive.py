@@ -21,7 +21,7 @@ def archive(folders: Iterable[Path], out: Path, every: int = EVERY) -> int:
     count = 0
     places: dict[str, int] = {}
     for folder in folders:
-        for _, record in sorted((_row(run.parent).get("order", 0), run) for run in folder.rglob(RUN)):
+        for _, record in sorted((_row(file.parent).get("order", 0), file) for file in folder.rglob(RUN)):
             run, row = record.parent, _row(record.parent)
             if not is_done(run):
                 continue
