@@ -293,9 +293,12 @@ def pages() -> dict[pathlib.Path, str]:
         "training": {"train": training_table(), "document mask": mask_table()},
     }
     found = {ROOT / "docs" / f"{name}.md": content for name, content in tables.items()}
-    return {**{page: fill(page.read_text(), content) for page, content in found.items()}, PLOT: plot(decode)}
+    return {
+        **{page: fill(page.read_text(encoding="utf-8"), content) for page, content in found.items()},
+        PLOT: plot(decode),
+    }
 
 
 if __name__ == "__main__":
     for path, content in pages().items():
-        path.write_text(content)
+        path.write_text(content, encoding="utf-8")

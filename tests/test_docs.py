@@ -13,7 +13,7 @@ def test_tables_and_plots_are_current(script, files):
     pages = runpy.run_path(str(ROOT / script))["pages"]()
     assert len(pages) == files
     for path, content in pages.items():
-        assert path.read_text() == content, f"{path.name}: run python {script}"
+        assert path.read_text(encoding="utf-8") == content, f"{path.name}: run python {script}"
 
 
 def test_every_row_says_where_it_comes_from():

@@ -186,9 +186,7 @@ def load(folders: Iterable[Path], baseline: str | None = None, needed: bool = Tr
     """
     runs: dict[tuple[str, int], Run] = {}
     unfinished: set[tuple[str, int]] = set()
-    order: dict[
-        str, tuple[int, int]
-    ] = {}  # a row stands where the first folder that has it is given, then as in its matrix
+    order: dict[str, tuple[int, int]] = {}  # the first folder that has a row, then its place in the matrix
     for place, folder in enumerate(folders):
         check(folder.is_dir(), "FOLDER", str(folder), "no such folder; give one that gva compare or gva train wrote")
         for run in _read_runs(folder):
