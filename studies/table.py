@@ -20,7 +20,13 @@ STUDY = ROOT / "results" / "small-h200"
 MOTION = ROOT / "results" / "key-motion.csv"
 MAPS = [f"maps-x{factor}" for factor in (2, 4, 8, 16, 32)]
 BEST = MAPS[-1]
-CLAIM = ["gqa", "gqa-half-the-groups", "gva-drope-16", BEST, "gva-drope-16-twice-the-groups", "shared-kv", "mla"]
+INIT = ["gva-baseline", "gva-variance-fixed", "gva-scale-matched"]
+NORMS = ["query-norm", f"query-norm-{BEST}"]
+CLAIM = [
+    "gqa", "gqa-half-the-groups", "gva-drope-16", "gva-drope-24", "gva-drope-16-twice-the-groups", BEST,
+    f"{BEST}-half-the-groups", "gta", "mla", "shared-kv", *INIT,
+]  # fmt: skip
+GROWTH = ["gqa", BEST, "gva-drope-16", *NORMS, *INIT, "gta"]
 CHOSEN_BY = (0, 1, 2)  # the seeds on which that rate came out best of five
 FORMED = 0.1  # nats of induction, where a head that copies counts as there
 
@@ -72,6 +78,16 @@ def scales(run: Run) -> list[dict[str, float]]:
     return last(run)["qk_scales"]
 
 
+def growth(step: int) -> Column:
+    """Content keys over values at a step, over layers and runs."""
+
+    def read(row: ComparedRow) -> str:
+        seen = [line for run in row.runs for line in run.of_kind("diagnostics") if line["step"] == step]
+        return f"{statistics.mean(s['k_nope'] / s['v'] for line in seen for s in line['qk_scales']):.2f}"
+
+    return f"step {step}", read
+
+
 def formed(run: Run) -> int | None:
     """The step at which induction is there."""
     return next((step for step, gain in sorted(induction(run).items()) if gain > FORMED), None)
@@ -104,9 +120,9 @@ def variants_table(results: Results) -> str:
 
 
 def maps_table(results: Results) -> str:
-    """Rates of the maps, how the start of induction and the loss go together, and the best rate on fresh seeds."""
+    """What was tried, how the start of induction and the loss go together, and the best rate on fresh seeds."""
     peers = [against(results.row(name)) for name in ("gqa", "gva-drope-16")]
-    names = ["gva-drope-16", *MAPS]
+    names = ["gva-drope-16", *MAPS, *NORMS]
     shown = rows_table(["gqa", *names], [SEEDS, LOSS, *peers, *MECHANISM, OVER_VALUES, OVER_QUERIES], results)
     three = ("gqa", "gva-drope-16", BEST)
     told = ", ".join(f"{correlation(results.row(name).runs):.2f} in `{name}`" for name in three)
@@ -201,7 +217,9 @@ def pages() -> dict[pathlib.Path, str]:
         "gap": gap_table(small, "gqa", ["gva-drope-16", BEST], every=100),
         "longer": gap_table(longer, "gqa-longer", ["gva-drope-16-longer"], every=300),
         "variants": variants_table(small),
+        "init": gap_table(small, INIT[0], INIT[1:], every=100),
         "maps": maps_table(small),
+        "growth": rows_table(GROWTH, [LOSS, *map(growth, (100, 300, 600, 1200))], small),
         "motion": motion_table(),
     }
     return {PAGE: fill(PAGE.read_text(encoding="utf-8"), tables)}

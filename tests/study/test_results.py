@@ -96,13 +96,31 @@ def test_the_best_rate_is_chosen_by_mean_loss(tmp_path):
     assert "(mqa 1, gqa 3, mla 3)" in told
 
 
+def sweep(folder, losses):
+    for rate, found in losses.items():
+        for seed, loss in found.items():
+            write_run(folder, f"gqa-lr{rate:g}", seed, loss, variant="gqa", fields={"lr": rate}, of="gqa")
+    return load([folder])
+
+
 def test_a_rate_with_a_missing_seed_is_not_chosen(tmp_path):
-    for rate, losses in {1e-3: (4.2, 4.0), 2e-3: (3.0,)}.items():
-        for seed, loss in enumerate(losses):
-            write_run(tmp_path, f"gqa-lr{rate:g}", seed, loss, variant="gqa", fields={"lr": rate}, of="gqa")
-    results = load([tmp_path])
+    results = sweep(tmp_path, {1e-3: {0: 4.2, 1: 4.0}, 2e-3: {0: 4.3, 1: 4.3}, 4e-3: {0: 3.0}})
     assert results.row("gqa").lr == 1e-3
-    assert any("fewer seeds" in note for note in results.notes)
+    assert results.notes == ["gqa: some rates have fewer seeds than others and could not be chosen."]
+
+
+def test_more_seeds_at_one_rate_are_compared_and_do_not_choose_it(tmp_path):
+    four = {0: 4.1, 1: 4.1, 2: 3.0, 3: 3.0}
+    two = {0: 4.2, 1: 4.2}
+    results = sweep(tmp_path, {5e-4: two, 1e-3: two, 2e-3: {0: 4.0, 1: 4.0, 2: 4.4}, 4e-3: four})
+    assert results.row("gqa").lr == 2e-3
+    assert results.row("gqa").seeds == [0, 1, 2]
+    assert results.notes == ["gqa: its rate was chosen on the seeds that most of its rates have (0, 1)."]
+
+
+def test_rates_without_a_seed_in_common_go_by_the_fullest(tmp_path):
+    results = sweep(tmp_path, {1e-3: {0: 3.0}, 2e-3: {1: 4.0, 2: 4.0}, 4e-3: {3: 3.0}})
+    assert results.row("gqa").lr == 2e-3
 
 
 def test_the_average_is_over_the_tasks_that_all_rows_have(tmp_path):

@@ -1,6 +1,7 @@
 """Finished runs read back from their folders, merged over machines, and only if they may be compared."""
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -280,21 +281,34 @@ def _rows_at_their_rate(runs: list[Run], order: list[str]) -> tuple[list[Compare
             continue
         swept = sorted(candidates.values(), key=lambda found: found[0].lr)
         losses = [Estimate({run.seed: run.valid_loss for run in found}) for found in swept]
-        whole = [i for i, loss in enumerate(losses) if loss.n == max(other.n for other in losses)]
-        best = min(whole, key=lambda i: losses[i].mean)
+        usual, able = _choosable(losses)
+        best = min(able, key=lambda i: losses[i].over(usual).mean)
         rows.append(ComparedRow(name, swept[best], _speeds(run for found in swept for run in found)))
         tried[name] = len(swept)
         if len(swept) == 1 and swept[0][0].row == name:
             continue
         rates += [Rate(name, found[0].lr, losses[i], i == best) for i, found in enumerate(swept)]
-        if len(swept) > 2 and best in (0, len(swept) - 1):
+        if len(able) > 2 and best in (0, len(swept) - 1):
             notes.append(f"{name} did best at the edge of its sweep ({swept[best][0].lr:g}): widen it that way.")
-        if len(whole) < len(swept):
+        if len(able) < len(swept):
             notes.append(f"{name}: some rates have fewer seeds than others and could not be chosen.")
+        if any(losses[i].n > len(usual) for i in able):
+            told = ", ".join(map(str, sorted(usual)))
+            notes.append(f"{name}: its rate was chosen on the seeds that most of its rates have ({told}).")
     if len(set(tried.values())) > 1:
         told = ", ".join(f"{name} {count}" for name, count in tried.items())
         notes.append(f"Rows are at the best of different numbers of learning rates ({told}): more rates, more luck.")
     return rows, rates, notes
+
+
+def _choosable(losses: list[Estimate]) -> tuple[set[int], list[int]]:
+    """The seeds that most rates have, and the rates that have all of them: a sweep that is not finished chooses among
+    what is, and more seeds at the best rate do not rule out the others."""
+    counts = Counter(seed for loss in losses for seed in loss.values)
+    usual = {seed for seed, count in counts.items() if 2 * count > len(losses)}
+    if not usual:  # no two rates share a seed: the fullest is all there is to go by
+        usual = set(max(losses, key=lambda loss: loss.n).values)
+    return usual, [i for i, loss in enumerate(losses) if usual <= set(loss.values)]
 
 
 def _speeds(runs: Iterable[Run]) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """Numbers with their uncertainty: means over seeds, and differences between rows paired by seed."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -19,6 +19,9 @@ class Estimate:
     @property
     def n(self) -> int:
         return len(self.values)
+
+    def over(self, seeds: Collection[int]) -> "Estimate":
+        return Estimate({seed: value for seed, value in self.values.items() if seed in seeds})
 
     @property
     def mean(self) -> float:
