@@ -185,6 +185,16 @@ def gap_table(results: Results, peer: str, names: list[str], every: int) -> str:
     return grid(["step", f"`{peer}`", *titles], lines)
 
 
+def rates_table(results: Results) -> str:
+    """Every row at every learning rate, seed by seed: two seeds have no spread worth the name."""
+    rates = sorted({rate.lr for rate in results.rates})
+    found = {(rate.row, rate.lr): rate.loss.values for rate in results.rates}
+    told = {key: ", ".join(f"{losses[seed]:.3f} ({seed})" for seed in sorted(losses)) for key, losses in found.items()}
+    names = dict.fromkeys(rate.row for rate in results.rates)
+    lines = [[f"`{name}`", *(told.get((name, rate), "") for rate in rates)] for name in names]
+    return grid(["row", *(f"{rate:g}" for rate in rates)], lines)
+
+
 def motion_table() -> str:
     """How far a stretch of training moves keys, by the matrix that moves them: RMS, means over layers."""
     with MOTION.open(newline="") as file:
@@ -213,10 +223,12 @@ def motion_table() -> str:
 def pages() -> dict[pathlib.Path, str]:
     """The page and what it should hold."""
     small, longer = load([STUDY / "runs"], "gqa"), load([STUDY / "longer" / "runs"], "gqa-longer")
+    rates = load([STUDY / "rates" / "runs"], "gqa")
     tables = {
         "gap": gap_table(small, "gqa", ["gva-drope-16", BEST], every=100),
         "longer": gap_table(longer, "gqa-longer", ["gva-drope-16-longer"], every=300),
         "variants": variants_table(small),
+        "rates": rates_table(rates),
         "init": gap_table(small, INIT[0], INIT[1:], every=100),
         "maps": maps_table(small),
         "growth": rows_table(GROWTH, [LOSS, *map(growth, (100, 200, 400, 600, 800, 1200))], small),
