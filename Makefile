@@ -11,6 +11,9 @@ PIP := pip install --quiet --disable-pip-version-check
 demo: $(VENV)/.package
 	$(BIN)/gva compare --preset demo
 
+# Models of a few kB gain nothing from a second thread, and two threads that wait for each other stall on a busy machine.
+test test-oldest: export OMP_NUM_THREADS ?= 1
+
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -m "not gpu"
 
