@@ -104,7 +104,10 @@ def sweep(folder, losses):
 
 
 def test_a_rate_with_a_missing_seed_is_not_chosen(tmp_path):
-    results = sweep(tmp_path, {1e-3: {0: 4.2, 1: 4.0}, 2e-3: {0: 4.3, 1: 4.3}, 4e-3: {0: 3.0}})
+    results = sweep(tmp_path / "two", {1e-3: {0: 4.2, 1: 4.0}, 2e-3: {0: 3.0}})
+    assert results.row("gqa").lr == 1e-3
+    assert any("fewer seeds" in note for note in results.notes)
+    results = sweep(tmp_path / "three", {1e-3: {0: 4.2, 1: 4.0}, 2e-3: {0: 4.3, 1: 4.3}, 4e-3: {0: 3.0}})
     assert results.row("gqa").lr == 1e-3
     assert results.notes == ["gqa: some rates have fewer seeds than others and could not be chosen."]
 
@@ -118,9 +121,17 @@ def test_more_seeds_at_one_rate_are_compared_and_do_not_choose_it(tmp_path):
     assert results.notes == ["gqa: its rate was chosen on the seeds that most of its rates have (0, 1)."]
 
 
-def test_rates_without_a_seed_in_common_go_by_the_fullest(tmp_path):
-    results = sweep(tmp_path, {1e-3: {0: 3.0}, 2e-3: {1: 4.0, 2: 4.0}, 4e-3: {3: 3.0}})
-    assert results.row("gqa").lr == 2e-3
+@pytest.mark.parametrize(
+    "losses",
+    [
+        {1e-3: {0: 3.0}, 2e-3: {1: 4.0, 2: 4.0}, 4e-3: {3: 3.0}},
+        {1e-3: {0: 3.0, 1: 3.0}, 2e-3: {1: 4.0, 2: 4.0, 3: 4.0}, 4e-3: {0: 3.0, 2: 3.0}},
+        {1e-3: {0: 3.0}, 2e-3: {1: 4.0, 2: 4.0}},
+    ],
+    ids=["none shared", "none has all the usual ones", "two, none shared"],
+)
+def test_where_no_rate_has_the_usual_seeds_the_fullest_is_taken(tmp_path, losses):
+    assert sweep(tmp_path, losses).row("gqa").lr == 2e-3
 
 
 def test_the_average_is_over_the_tasks_that_all_rows_have(tmp_path):

@@ -303,10 +303,11 @@ def _rows_at_their_rate(runs: list[Run], order: list[str]) -> tuple[list[Compare
 
 def _choosable(losses: list[Estimate]) -> tuple[set[int], list[int]]:
     """The seeds that most rates have, and the rates that have all of them: a sweep that is not finished chooses among
-    what is, and more seeds at the best rate do not rule out the others."""
+    what is, and more seeds at the best rate do not rule out the others. Two rates have no majority; the fuller wins.
+    """
     counts = Counter(seed for loss in losses for seed in loss.values)
-    usual = {seed for seed, count in counts.items() if 2 * count > len(losses)}
-    if not usual:  # no two rates share a seed: the fullest is all there is to go by
+    usual = {seed for seed, count in counts.items() if 2 * count > len(losses) or len(losses) == 2}
+    if not usual or not any(usual <= set(loss.values) for loss in losses):
         usual = set(max(losses, key=lambda loss: loss.n).values)
     return usual, [i for i, loss in enumerate(losses) if usual <= set(loss.values)]
 
