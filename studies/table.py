@@ -26,6 +26,9 @@ CLAIM = [
     "gqa", "gqa-half-the-groups", "gva-drope-16", "gva-drope-24", "gva-drope-16-twice-the-groups", BEST,
     f"{BEST}-half-the-groups", "gta", "mla", "shared-kv", *INIT,
 ]  # fmt: skip
+POSITION = [
+    "carved-8", "gva-drope-16", "gva-drope-24", "carved-32", "additive-16", "carved-16-base-100", "carved-16-base-1000",
+]  # fmt: skip
 GROWTH = ["gqa", "gva-drope-16", *MAPS, *NORMS, *INIT, "gta"]
 CHOSEN_BY = (0, 1, 2)  # the seeds on which that rate came out best of five
 FORMED = 0.1  # nats of induction, where a head that copies counts as there
@@ -50,10 +53,15 @@ LOSS: Column = ("validation loss", lambda row: spread(row.valid_loss, 3))
 SCALARS: Column = ("scalars", lambda row: str(cost.cache_scalars_per_token_per_layer(row.config)))
 
 
+def apart(change: Estimate) -> str:
+    """A difference with its interval; where seeds are too few for one, seed by seed."""
+    return difference(change, 3) if change.interval else ", ".join(signed(d, 3) for d in change.values.values())
+
+
 def against(peer: ComparedRow) -> Column:
     def read(row: ComparedRow) -> str:
         change = None if row.name == peer.name else paired(row.valid_loss.values, peer.valid_loss.values)
-        return "" if change is None else difference(change, 3)
+        return "" if change is None else apart(change)
 
     return f"against `{peer.name}`", read
 
@@ -174,8 +182,7 @@ def gap_table(results: Results, peer: str, names: list[str], every: int) -> str:
         for name in names:
             change = paired(found[name][step], base[step])
             assert change is not None, f"{name} and {peer} share no seed"
-            apart = ", ".join(signed(value, 3) for value in change.values.values())
-            line += [spread(Estimate(found[name][step]), 3), difference(change, 3) if change.interval else apart]
+            line += [spread(Estimate(found[name][step]), 3), apart(change)]
         lines.append(line)
     titles = []
     for name in names:
@@ -186,13 +193,56 @@ def gap_table(results: Results, peer: str, names: list[str], every: int) -> str:
 
 
 def rates_table(results: Results) -> str:
-    """Every row at every learning rate, seed by seed: two seeds have no spread worth the name."""
+    """Every row at every learning rate, the chosen one in bold."""
     rates = sorted({rate.lr for rate in results.rates})
-    found = {(rate.row, rate.lr): rate.loss.values for rate in results.rates}
-    told = {key: ", ".join(f"{losses[seed]:.3f} ({seed})" for seed in sorted(losses)) for key, losses in found.items()}
+    told = {(rate.row, rate.lr): ("**{}**" if rate.chosen else "{}").format(few(rate.loss)) for rate in results.rates}
     names = dict.fromkeys(rate.row for rate in results.rates)
     lines = [[f"`{name}`", *(told.get((name, rate), "") for rate in rates)] for name in names]
     return grid(["row", *(f"{rate:g}" for rate in rates)], lines)
+
+
+def few(loss: Estimate) -> str:
+    """Seed by seed, where they are too few for a spread worth the name."""
+    if loss.n >= FEWEST:
+        return f"{spread(loss, 3)} ({loss.n} seeds)"
+    return ", ".join(f"{loss.values[seed]:.3f}" for seed in sorted(loss.values))
+
+
+def position_table(results: Results) -> str:
+    """Width, place and base of the positional slice; of the rows, those that have been run."""
+    there = {row.name for row in results.rows}
+    columns: list[Column] = [
+        SCALARS,
+        ("slice", lambda row: f"{row.config.rope_dim} {row.config.rope_allocation}"),
+        ("base", lambda row: f"{row.config.rope_theta:g}"),
+        ("validation loss", lambda row: few(row.valid_loss)),
+        against(results.row("gva-drope-16")),
+    ]
+    return rows_table([name for name in POSITION if name in there], [*columns, *MECHANISM], results)
+
+
+def context_table(results: Results, stretches: int = 8) -> str:
+    """Loss along the context, in so many stretches of it, and how far GVA is from GQA there."""
+    gqa, gva = results.row("gqa"), results.row("gva-drope-16")
+    length = gqa.runs[0].identity["recipe"]["length"] // stretches
+    lines = []
+    for i in range(stretches):
+        ours, theirs = stretch_losses(gva, i, stretches), stretch_losses(gqa, i, stretches)
+        lines.append([f"{i * length} to {(i + 1) * length - 1}", *compared(ours, theirs)])
+    lines.append(["all", *compared(gva.valid_loss, gqa.valid_loss)])
+    return grid(["tokens", "`gqa`", "`gva-drope-16`", "paired"], lines)
+
+
+def stretch_losses(row: ComparedRow, i: int, stretches: int) -> Estimate:
+    """At the end of training, in the i-th of so many stretches of the context."""
+    found = {run.seed: run.of_kind("eval")[-1]["loss_by_position"] for run in row.runs}
+    size = {len(parts) for parts in found.values()}.pop() // stretches
+    return Estimate({seed: statistics.mean(parts[i * size : (i + 1) * size]) for seed, parts in found.items()})
+
+
+def compared(ours: Estimate, theirs: Estimate) -> list[str]:
+    change = paired(ours.values, theirs.values)
+    return [few(theirs), few(ours), apart(change) if change else ""]
 
 
 def motion_table() -> str:
@@ -223,12 +273,15 @@ def motion_table() -> str:
 def pages() -> dict[pathlib.Path, str]:
     """The page and what it should hold."""
     small, longer = load([STUDY / "runs"], "gqa"), load([STUDY / "longer" / "runs"], "gqa-longer")
-    rates = load([STUDY / "rates" / "runs"], "gqa")
+    rates, context = (load([STUDY / name / "runs"], "gqa") for name in ("rates", "context"))
+    position = load([STUDY / "position" / "runs"], "gva-drope-16")
     tables = {
         "gap": gap_table(small, "gqa", ["gva-drope-16", BEST], every=100),
         "longer": gap_table(longer, "gqa-longer", ["gva-drope-16-longer"], every=300),
         "variants": variants_table(small),
         "rates": rates_table(rates),
+        "position": position_table(position),
+        "context": context_table(context),
         "init": gap_table(small, INIT[0], INIT[1:], every=100),
         "maps": maps_table(small),
         "growth": rows_table(GROWTH, [LOSS, *map(growth, (100, 200, 400, 600, 800, 1200))], small),
