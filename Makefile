@@ -11,15 +11,17 @@ PIP := pip install --quiet --disable-pip-version-check
 demo: $(VENV)/.package
 	$(BIN)/gva compare --preset demo
 
-# Models of a few kB gain nothing from a second thread, and two threads that wait for each other stall on a busy machine.
+# Models of a few kB gain nothing from a second thread, and two threads that wait for each other stall on a busy machine:
+# a process to each core, and one thread to each process.
 test test-oldest: export OMP_NUM_THREADS ?= 1
+SPREAD := -n auto --maxprocesses 4 --dist worksteal
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "not gpu"
+	$(BIN)/python -m pytest $(SPREAD) -m "not gpu"
 
 # The HuggingFace tests on the oldest transformers we support.
 test-oldest: $(OLDEST)/.dev
-	$(OLDEST)/bin/python -m pytest -m "hf and not gpu"
+	$(OLDEST)/bin/python -m pytest $(SPREAD) -m "hf and not gpu"
 
 # Serving, on a CPU build of vLLM 0.32 in its own environment; 0.29 is unpacked beside it for a smoke test.
 test-serve: $(SERVE)/.dev
