@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import pathlib
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from gva import cost
@@ -22,6 +23,7 @@ MAPS = [f"maps-x{factor}" for factor in (2, 4, 8, 16, 32)]
 BEST = MAPS[-1]
 INIT = ["gva-baseline", "gva-variance-fixed", "gva-scale-matched"]
 NORMS = ["query-norm", f"query-norm-{BEST}"]
+SMALL = ["small-maps", f"small-{BEST}"]
 CLAIM = [
     "gqa", "gqa-half-the-groups", "gva-drope-16", "gva-drope-24", "gva-drope-16-twice-the-groups", BEST,
     f"{BEST}-half-the-groups", "gta", "mla", "shared-kv", *INIT,
@@ -29,8 +31,11 @@ CLAIM = [
 POSITION = [
     "carved-8", "gva-drope-16", "gva-drope-24", "carved-32", "additive-16", "carved-16-base-100", "carved-16-base-1000",
 ]  # fmt: skip
-GROWTH = ["gqa", "gva-drope-16", *MAPS, *NORMS, *INIT, "gta"]
+SWEPT = ["gqa", "gva-drope-16", "gqa-half-the-groups"]
+RECIPES = {"": "1e-3", "-lr0.002": "2e-3", "-slow-start": "2e-3, warm-up 300"}
+GROWTH = ["gqa", "gva-drope-16", *MAPS, *NORMS, *SMALL, *INIT, "gta"]
 CHOSEN_BY = (0, 1, 2)  # the seeds on which that rate came out best of five
+SWEPT_BY = (0, 1)  # and those that four rates for everything were tried on
 FORMED = 0.1  # nats of induction, where a head that copies counts as there
 
 Column = tuple[str, Callable[[ComparedRow], str]]
@@ -41,7 +46,9 @@ def grid(header: list[str], lines: Iterable[list[str]]) -> str:
 
 
 def rows_table(names: Iterable[str], columns: list[Column], results: Results) -> str:
-    rows = [results.row(name) for name in names]
+    """Of the rows, those that have been run."""
+    there = {row.name: row for row in results.rows}
+    rows = [there[name] for name in names if name in there]
     lines = [[f"`{row.name}`", *(read(row) for _, read in columns)] for row in rows]
     return grid(["row", *(title for title, _ in columns)], lines)
 
@@ -50,6 +57,9 @@ def rows_table(names: Iterable[str], columns: list[Column], results: Results) ->
 
 SEEDS: Column = ("seeds", lambda row: str(row.valid_loss.n))
 LOSS: Column = ("validation loss", lambda row: spread(row.valid_loss, 3))
+MEDIAN: Column = ("median", lambda row: f"{statistics.median(row.valid_loss.values.values()):.3f}")
+RANGE: Column = ("from, to", lambda row: from_to(row.valid_loss.values.values(), 3))
+START: Column = ("at step 200", lambda row: from_to(losses(row)[200].values()))
 SCALARS: Column = ("scalars", lambda row: str(cost.cache_scalars_per_token_per_layer(row.config)))
 
 
@@ -70,10 +80,14 @@ def between(title: str, read: Callable[[Run], Iterable[float]]) -> Column:
     """From where to where a number lies, over all runs of a row."""
 
     def show(row: ComparedRow) -> str:
-        values = [value for run in row.runs for value in read(run)]
-        return f"{min(values):.2f} to {max(values):.2f}" if len(values) > 1 else f"{values[0]:.2f}"
+        return from_to([value for run in row.runs for value in read(run)])
 
     return title, show
+
+
+def from_to(values: Collection[float], digits: int = 2) -> str:
+    low, high = (f"{value:.{digits}f}" for value in (min(values), max(values)))
+    return f"{low} to {high}" if len(values) > 1 else low
 
 
 def last(run: Run) -> dict[str, Any]:
@@ -130,14 +144,14 @@ def variants_table(results: Results) -> str:
 def maps_table(results: Results) -> str:
     """What was tried, how the start of induction and the loss go together, and the best rate on fresh seeds."""
     peers = [against(results.row(name)) for name in ("gqa", "gva-drope-16")]
-    names = ["gva-drope-16", *MAPS, *NORMS]
-    shown = rows_table(["gqa", *names], [SEEDS, LOSS, *peers, *MECHANISM, OVER_VALUES, OVER_QUERIES], results)
+    names = ["gqa", "gva-drope-16", *MAPS, *NORMS, *SMALL]
+    shown = rows_table(names, [SEEDS, LOSS, *peers, *MECHANISM, OVER_VALUES, OVER_QUERIES], results)
     three = ("gqa", "gva-drope-16", BEST)
     told = ", ".join(f"{correlation(results.row(name).runs):.2f} in `{name}`" for name in three)
     fresh = " and ".join(
         f"{difference(change, 3)} against `{name}`"
         for name in ("gqa", "gva-drope-16")
-        if (change := paired(without_chosen(results.row(BEST)), results.row(name).valid_loss.values))
+        if (change := paired(fresh_seeds(results.row(BEST), CHOSEN_BY), results.row(name).valid_loss.values))
     )
     return (
         f"{shown}\n\nRank correlation of the step at which induction passes {FORMED} with the final loss: {told}; "
@@ -146,8 +160,9 @@ def maps_table(results: Results) -> str:
     )
 
 
-def without_chosen(row: ComparedRow) -> dict[int, float]:
-    return {seed: loss for seed, loss in row.valid_loss.values.items() if seed not in CHOSEN_BY}
+def fresh_seeds(row: ComparedRow, chosen_by: tuple[int, ...]) -> dict[int, float]:
+    """Those that had no part in a choice."""
+    return {seed: loss for seed, loss in row.valid_loss.values.items() if seed not in chosen_by}
 
 
 def correlation(runs: list[Run]) -> float:
@@ -208,9 +223,32 @@ def few(loss: Estimate) -> str:
     return ", ".join(f"{loss.values[seed]:.3f}" for seed in sorted(loss.values))
 
 
+def recipes_table(folder: pathlib.Path) -> str:
+    """The rows that decide the claim at each recipe, against GQA at the same one, and on seeds that chose no rate."""
+    inside = [where_measured(column) for column in (*MECHANISM, OVER_VALUES)]
+    lines, fresh, titles = [], [], []
+    for recipe, told in RECIPES.items():
+        there = [name for name in SWEPT if (folder / (name + recipe)).is_dir()]
+        rows = {name: replace(load([folder / (name + recipe)]).rows[0], name=name) for name in there}
+        columns = [SEEDS, LOSS, MEDIAN, RANGE, against(rows["gqa"]), START, *inside]
+        titles = [title for title, _ in columns]
+        lines += [[f"`{name}`", told, *(read(row) for _, read in columns)] for name, row in rows.items()]
+        change = paired(fresh_seeds(rows["gva-drope-16"], SWEPT_BY), rows["gqa"].valid_loss.values)
+        fresh += [f"{apart(change)} at {told}"] if change else []
+    return (
+        grid(["row", "rate", *titles], lines)
+        + f"\n\n`gva-drope-16` against `gqa` on the seeds that chose no rate (2 to 7): {', '.join(fresh)}."
+    )
+
+
+def where_measured(column: Column) -> Column:
+    """A column of what diagnostics saw, over the runs that have any."""
+    title, read = column
+    return title, lambda row: read(replace(row, runs=[run for run in row.runs if run.of_kind("diagnostics")]))
+
+
 def position_table(results: Results) -> str:
-    """Width, place and base of the positional slice; of the rows, those that have been run."""
-    there = {row.name for row in results.rows}
+    """Width, place and base of the positional slice."""
     columns: list[Column] = [
         SCALARS,
         ("slice", lambda row: f"{row.config.rope_dim} {row.config.rope_allocation}"),
@@ -218,7 +256,7 @@ def position_table(results: Results) -> str:
         ("validation loss", lambda row: few(row.valid_loss)),
         against(results.row("gva-drope-16")),
     ]
-    return rows_table([name for name in POSITION if name in there], [*columns, *MECHANISM], results)
+    return rows_table(POSITION, [*columns, *MECHANISM], results)
 
 
 def context_table(results: Results, stretches: int = 8) -> str:
@@ -280,6 +318,7 @@ def pages() -> dict[pathlib.Path, str]:
         "longer": gap_table(longer, "gqa-longer", ["gva-drope-16-longer"], every=300),
         "variants": variants_table(small),
         "rates": rates_table(rates),
+        "recipes": recipes_table(STUDY / "seeds" / "runs"),
         "position": position_table(position),
         "context": context_table(context),
         "init": gap_table(small, INIT[0], INIT[1:], every=100),
