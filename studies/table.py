@@ -14,7 +14,7 @@ from typing import Any
 from gva import cost
 from gva.report.curves import induction, task_score
 from gva.report.tables import Table, difference, fill, signed, spread
-from gva.study.results import TASKS, ComparedRow, Results, Run, load, score
+from gva.study.results import TASKS, ComparedRow, Results, Run, load, score, standard_error
 from gva.study.statistics import FEWEST, Estimate, paired
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -287,7 +287,7 @@ def compared(ours: Estimate, theirs: Estimate) -> list[str]:
 
 
 def medium_table(results: Results) -> str:
-    """Loss and accuracies over training, in one seed of each row, and how far apart they end."""
+    """Loss and accuracies over training, in one seed of each row, how far apart they end, and what is inside."""
     tasks = results.tasks()
     gqa, gva = (results.row(name).runs[0] for name in ("gqa", "gva-drope-16"))
     lines = []
@@ -301,7 +301,7 @@ def medium_table(results: Results) -> str:
     chance = [100 * gqa.tasks[task]["chance"] for task in tasks]
     lines.append(["chance", "", "", "", *(f"{value:.1f}" for value in [statistics.mean(chance), *chance])])
     change = [score(gva.tasks[task]) - score(gqa.tasks[task]) for task in tasks]
-    error = [math.hypot(item_error(gva.tasks[task]), item_error(gqa.tasks[task])) for task in tasks]
+    error = [math.hypot(standard_error(gva.tasks[task]), standard_error(gqa.tasks[task])) for task in tasks]
     ends = [(statistics.mean(change), math.hypot(*error) / len(tasks)), *zip(change, error, strict=True)]
     lines.append(["apart", "", "", "", *(f"{signed(100 * value, 1)} ± {100 * over:.1f}" for value, over in ends)])
     header = ["step", "`gqa`", "`gva-drope-16`", "apart", "Avg.", *(TASKS[task] for task in tasks)]
@@ -309,9 +309,24 @@ def medium_table(results: Results) -> str:
     return f"{grid(header, lines)}\n\n{inside}"
 
 
-def item_error(result: dict[str, Any]) -> float:
-    """Of the accuracy that a task is compared by, over its items."""
-    return result["acc_stderr"] if result["acc_norm"] is None else result["acc_norm_stderr"]
+def first_layer_table(small: Results, seeds: pathlib.Path, medium: Results) -> str:
+    """Sizes of content queries, content keys and values in the first layer, when first looked at and at the end."""
+    pair = ["gqa", "gva-drope-16"]
+    slow = "-slow-start"
+    found = [("31M, 1e-3", small.row(name)) for name in (*pair, BEST)]
+    found += [(f"31M, {RECIPES[slow]}", replace(load([seeds / (n + slow)]).rows[0], name=n)) for n in pair]
+    found += [("112M, 1.5e-3, warm-up 600", medium.row(name)) for name in pair]
+    lines = []
+    for told, row in found:
+        seen = [[line["qk_scales"][0] for line in run.of_kind("diagnostics")] for run in row.runs]
+        first, end = ([scales[at] for scales in seen] for at in (0, -1))
+        step = row.runs[0].of_kind("diagnostics")[0]["step"]
+        lines.append([f"`{row.name}`", told, str(len(row.runs)), str(step)])
+        lines[-1] += [f"{statistics.mean(s[part] for s in first):.2f}" for part in ("q_nope", "k_nope", "v")]
+        lines[-1] += [f"{statistics.mean(s[part] for s in end):.2f}" for part in ("q_nope", "k_nope", "v")]
+        lines[-1] += [f"{statistics.mean(s['k_nope'] / s['q_nope'] for s in end):.2f}"]
+    header = ["row", "recipe", "seeds", "first step seen", "queries", "keys", "values"]
+    return grid([*header, "queries, end", "keys, end", "values, end", "keys over queries, end"], lines)
 
 
 def motion_table() -> str:
@@ -353,6 +368,7 @@ def pages() -> dict[pathlib.Path, str]:
         "position": position_table(position),
         "context": context_table(context),
         "medium": medium_table(medium),
+        "first-layer": first_layer_table(small, STUDY / "seeds" / "runs", medium),
         "init": gap_table(small, INIT[0], INIT[1:], every=100),
         "maps": maps_table(small),
         "growth": rows_table(GROWTH, [LOSS, *map(growth, (100, 200, 400, 600, 800, 1200))], small),

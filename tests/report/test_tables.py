@@ -65,6 +65,8 @@ def test_the_accuracy_table_has_the_papers_layout_and_every_seed(three):
     assert [texts[0] for texts in seeds] == ["seed 0", "seed 1", "seed 2"]
     assert [texts[1] for texts in seeds] == ["35.00", "35.50", "36.00"]
     assert "except WinoGrande. Items: 1,000 of each task" in table.note
+    assert "Guessing scores 25.00, 50.00, 25.00, 25.00, 25.00; 30.00 on average." in table.note
+    assert "Standard errors over items: 1.00, 1.00, 1.00, 1.00, 1.00 at most." in table.note
 
 
 def test_a_minus_is_a_minus_and_zero_has_no_sign():

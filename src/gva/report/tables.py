@@ -10,7 +10,7 @@ from typing import Any
 from gva import cost
 from gva.errors import check
 from gva.report.style import label
-from gva.study.results import TASKS, ComparedRow, Results, Run, score
+from gva.study.results import TASKS, ComparedRow, Results, Run, score, standard_error
 from gva.study.statistics import FEWEST, Estimate
 
 OWN_GIB = 2  # a process has less of a GPU beside its tensors; what is above belongs to others
@@ -155,10 +155,21 @@ def accuracy_table(results: Results) -> Table | None:
     note = (
         "Zero-shot accuracy in percent at the end of training, mean ± standard deviation over seeds; length-normalised"
         + (f" except {', '.join(plain)}" if plain else "")
-        + f". Items: {items}; the intervals cover the seeds, not the choice of items. Avg. is the unweighted mean of "
-        "the tasks. No entry is marked best: the last columns tell what can be told."
+        + f". Items: {items}; the intervals cover the seeds, not the choice of items. {_yardsticks(results, tasks)}Avg. is "
+        "the unweighted mean of the tasks. No entry is marked best: the last columns tell what can be told."
     )
     return Table(header, rows, note)
+
+
+def _yardsticks(results: Results, tasks: list[str]) -> str:
+    """What guessing scores, and how far items alone move one accuracy: below these a difference says nothing."""
+    told = ""
+    chance = [[run.tasks[task].get("chance") for run in results.runs if task in run.tasks][0] for task in tasks]
+    if None not in chance:
+        each = ", ".join(f"{100 * value:.2f}" for value in chance)
+        told += f"Guessing scores {each}; {100 * sum(chance) / len(chance):.2f} on average. "
+    errors = [max(standard_error(run.tasks[task]) for run in results.runs if task in run.tasks) for task in tasks]
+    return told + f"Standard errors over items: {', '.join(f'{100 * error:.2f}' for error in errors)} at most. "
 
 
 def _score(run: Run, task: str) -> float | None:

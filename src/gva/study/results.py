@@ -87,6 +87,11 @@ def score(result: dict[str, Any]) -> float:
     return result["acc"] if result.get("acc_norm") is None else result["acc_norm"]
 
 
+def standard_error(result: dict[str, Any]) -> float:
+    """Of that accuracy, over the items."""
+    return result["acc_stderr"] if result.get("acc_norm") is None else result["acc_norm_stderr"]
+
+
 def speed_conditions(line: dict[str, Any]) -> tuple[Any, ...]:
     """What decode speeds must have in common to be compared; a line without them is a reason for having none."""
     return tuple(line.get(name) for name in ("gpu", "torch", "dtype", "batch", "context"))
