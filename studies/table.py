@@ -310,23 +310,23 @@ def medium_table(results: Results) -> str:
 
 
 def first_layer_table(small: Results, seeds: pathlib.Path, medium: Results) -> str:
-    """Sizes of content queries, content keys and values in the first layer, when first looked at and at the end."""
-    pair = ["gqa", "gva-drope-16"]
-    slow = "-slow-start"
+    """Sizes of what the first layer makes, when first looked at and at the end."""
+    pair, slow = ["gqa", "gva-drope-16"], "-slow-start"
     found = [("31M, 1e-3", small.row(name)) for name in (*pair, BEST)]
     found += [(f"31M, {RECIPES[slow]}", replace(load([seeds / (n + slow)]).rows[0], name=n)) for n in pair]
     found += [("112M, 1.5e-3, warm-up 600", medium.row(name)) for name in pair]
+    parts = {"q_nope": "queries", "k_nope": "keys", "v": "values", "k_rope": "positional key"}
     lines = []
     for told, row in found:
-        seen = [[line["qk_scales"][0] for line in run.of_kind("diagnostics")] for run in row.runs]
-        first, end = ([scales[at] for scales in seen] for at in (0, -1))
-        step = row.runs[0].of_kind("diagnostics")[0]["step"]
-        lines.append([f"`{row.name}`", told, str(len(row.runs)), str(step)])
-        lines[-1] += [f"{statistics.mean(s[part] for s in first):.2f}" for part in ("q_nope", "k_nope", "v")]
-        lines[-1] += [f"{statistics.mean(s[part] for s in end):.2f}" for part in ("q_nope", "k_nope", "v")]
-        lines[-1] += [f"{statistics.mean(s['k_nope'] / s['q_nope'] for s in end):.2f}"]
-    header = ["row", "recipe", "seeds", "first step seen", "queries", "keys", "values"]
-    return grid([*header, "queries, end", "keys, end", "values, end", "keys over queries, end"], lines)
+        seen = [run.of_kind("diagnostics") for run in row.runs]
+        first, end = ([lines[at]["qk_scales"][0] for lines in seen] for at in (0, -1))
+        sizes = {
+            p: [statistics.mean(s[p] for s in at) for at in (first, end)] for p in parts if first[0][p] is not None
+        }
+        ratio = statistics.mean(s["k_nope"] / s["q_nope"] for s in end)
+        lines.append([f"`{row.name}`", told, str(len(row.runs)), f"{seen[0][0]['step']}, {row.runs[0].steps}"])
+        lines[-1] += [" → ".join(f"{size:.2f}" for size in sizes.get(part, [])) for part in parts] + [f"{ratio:.2f}"]
+    return grid(["row", "recipe", "seeds", "steps", *parts.values(), "keys over queries, end"], lines)
 
 
 def motion_table() -> str:

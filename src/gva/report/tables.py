@@ -155,8 +155,8 @@ def accuracy_table(results: Results) -> Table | None:
     note = (
         "Zero-shot accuracy in percent at the end of training, mean ± standard deviation over seeds; length-normalised"
         + (f" except {', '.join(plain)}" if plain else "")
-        + f". Items: {items}; the intervals cover the seeds, not the choice of items. {_yardsticks(results, tasks)}Avg. is "
-        "the unweighted mean of the tasks. No entry is marked best: the last columns tell what can be told."
+        + f". Items: {items}; the intervals cover the seeds, not the choice of items. {_yardsticks(results, tasks)}"
+        "Avg. is the unweighted mean of the tasks. No entry is marked best: the last columns tell what can be told."
     )
     return Table(header, rows, note)
 
@@ -164,8 +164,9 @@ def accuracy_table(results: Results) -> Table | None:
 def _yardsticks(results: Results, tasks: list[str]) -> str:
     """What guessing scores, and how far items alone move one accuracy: below these a difference says nothing."""
     told = ""
-    chance = [[run.tasks[task].get("chance") for run in results.runs if task in run.tasks][0] for task in tasks]
-    if None not in chance:
+    scored = [next(run.tasks[task] for run in results.runs if task in run.tasks) for task in tasks]
+    chance = [result["chance"] for result in scored if result.get("chance") is not None]
+    if len(chance) == len(tasks):
         each = ", ".join(f"{100 * value:.2f}" for value in chance)
         told += f"Guessing scores {each}; {100 * sum(chance) / len(chance):.2f} on average. "
     errors = [max(standard_error(run.tasks[task]) for run in results.runs if task in run.tasks) for task in tasks]
