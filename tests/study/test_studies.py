@@ -29,3 +29,14 @@ def test_the_rows_that_decide_the_claim_have_the_caches_they_are_named_for():
     assert scalars == {
         "gqa": 256, "gva-drope-16": 144, "gva-drope-16-twice-the-groups": 272, "gqa-half-the-groups": 128,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("path", [p for p in STUDIES if p.stem.startswith("frontier")], ids=lambda path: path.stem)
+def test_the_frontier_compares_models_of_one_size_and_recipe(path):
+    matrix = read_matrix(path)
+    built = {row.name: row.build(matrix.preset, row.seeds[0]) for row in matrix.rows}
+    wanted = cost.parameters(built["gqa"][0])["total"]
+    for name, (config, recipe) in built.items():
+        assert cost.parameters(config)["total"] == pytest.approx(wanted, rel=0.005), name
+        assert recipe.eval_sequences == 512
+        assert recipe.warmup == (100 if name.endswith("short-warm-up") else 300)
