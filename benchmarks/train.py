@@ -19,7 +19,7 @@ import torch
 from timing import append_rows, environment
 
 from gva import cost
-from gva.data.shards import FORMAT, TokenDataset, write_atomically, write_shard
+from gva.data.shards import FORMAT, TokenDataset, write_shard
 from gva.train import loop
 from gva.train.metrics import PEAK_FLOPS, Metrics
 from gva.train.parallel import arithmetic, process_group
@@ -34,7 +34,7 @@ def random_data(folder: Path, vocabulary: int, tokens: int, mean_document: int) 
     documents = [part for part in np.split(drawn, ends[ends < tokens]) if len(part)]
     shard = write_shard(folder, "train-00000", documents, tokens, {})
     index = {"format": FORMAT, "vocab_size": vocabulary, "splits": {"train": [asdict(shard)]}}
-    write_atomically(folder / "index.json", json.dumps(index))
+    (folder / "index.json").write_text(json.dumps(index))
     return TokenDataset(folder)
 
 

@@ -119,10 +119,10 @@ def test_a_save_torn_by_a_kill_does_not_load(tmp_path, monkeypatch):
         folder = tmp_path / str(survived)
         old.save_pretrained(folder, max_shard_size="60KB")
         moves[0] = survived
-        monkeypatch.setattr("gva.checkpoint.os.replace", killed)
+        monkeypatch.setattr("gva.weights.os.replace", killed)
         with pytest.raises(KeyboardInterrupt):
             new.save_pretrained(folder, max_shard_size="60KB")
-        monkeypatch.setattr("gva.checkpoint.os.replace", real)
+        monkeypatch.setattr("gva.weights.os.replace", real)
         with pytest.raises(OSError, match=r"no file named model\.safetensors"):
             GvaForCausalLM.from_pretrained(folder)
 

@@ -25,8 +25,8 @@ from gva.attention import Attention, build
 from gva.attention.base import RMSNorm
 from gva.attention.init import draw, weight_std
 from gva.attention.rope import tables
-from gva.checkpoint import publish, staging_folder, verify_folder
 from gva.config import GvaConfig, check_ranks, refuse_misspelt
+from gva.weights import replacing, verify_folder
 
 
 class FeedForward(nn.Module):
@@ -110,9 +110,8 @@ class GvaPreTrainedModel(PreTrainedModel):
             return
         if kwargs.get("push_to_hub"):
             kwargs.setdefault("repo_id", os.path.basename(os.path.normpath(save_directory)))
-        with staging_folder(save_directory) as staging:
+        with replacing(save_directory) as staging:
             super().save_pretrained(staging, *args, **kwargs)
-            publish(staging, save_directory)
 
 
 class GvaModel(GvaPreTrainedModel):

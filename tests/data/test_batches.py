@@ -6,7 +6,7 @@ import torch
 
 from gva.data.batches import IGNORED, Batches
 from gva.data.documents import DataError
-from gva.data.shards import FORMAT, TokenDataset, write_atomically, write_shard
+from gva.data.shards import FORMAT, TokenDataset, write_shard
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def dataset(tmp_path):
     from dataclasses import asdict
 
     index = {"format": FORMAT, "vocab_size": token, "splits": {"train": [asdict(s) for s in shards]}}
-    write_atomically(tmp_path / "index.json", json.dumps(index))
+    (tmp_path / "index.json").write_text(json.dumps(index))
     return TokenDataset(tmp_path)
 
 

@@ -112,7 +112,7 @@ def _told(differences: dict[str, dict[str, Any]]) -> str:
 
 
 def _keep(arguments: argparse.Namespace, place: Any, report: dict[str, Any]) -> None:
-    from gva.data.shards import write_atomically
+    from gva.run.atomic import write_atomically
     from gva.train.folder import locked
     from gva.train.metrics import record
 

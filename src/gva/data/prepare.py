@@ -22,8 +22,9 @@ from tqdm import tqdm
 
 import gva
 from gva.data.documents import DataError, kind_of, read_dataset, read_documents
-from gva.data.shards import FORMAT, INDEX, Shard, read_record, write_atomically, write_shard
+from gva.data.shards import FORMAT, INDEX, Shard, read_record, write_shard
 from gva.data.tokenizer import TextTokenizer, load_tokenizer, tokenizer_settings, train_bpe
+from gva.run.atomic import write_atomically
 
 HOLD_OUT = 100  # without a validation input, about one document in so many is held out, chosen by its content
 ENCODE = 256  # documents per call into the tokenizer

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from gva.data.documents import DataError
+from gva.run.atomic import write_atomically
 
 INDEX = "index.json"
 FORMAT = 1
@@ -37,12 +38,6 @@ class Shard:
     dtype: str
     sha256: str
     source: dict[str, Any]
-
-
-def write_atomically(path: Path, content: bytes | str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # two writers never share one
-    temporary.write_bytes(content.encode() if isinstance(content, str) else content)
-    os.replace(temporary, path)
 
 
 def write_shard(folder: Path, name: str, documents: list[np.ndarray], size: int, source: dict[str, Any]) -> Shard:

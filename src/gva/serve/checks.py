@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gva.checkpoint import INDEX, WEIGHTS, verify_folder
 from gva.errors import check
+from gva.weights import INDEX, WEIGHTS, verify_folder
 
 ARCHITECTURE = "GvaForCausalLM"
 OURS = ("gva", "gta", "mla")  # attend through our backend; the GQA family through vLLM's own

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from gva.config import VARIANTS, GvaConfig
-from gva.data.shards import write_atomically
 from gva.errors import check, check_choice, nearest
+from gva.run.atomic import write_atomically
 from gva.train.recipe import RECIPES, Recipe, build
 
 ROW = "row.json"

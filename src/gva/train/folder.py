@@ -14,7 +14,8 @@ import torch
 
 import gva
 from gva.config import GvaConfig
-from gva.data.shards import TokenDataset, write_atomically
+from gva.data.shards import TokenDataset
+from gva.run.atomic import write_atomically
 from gva.train.recipe import Recipe
 
 RUN = "run.json"

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from gva.run.atomic import write_atomically
+
 METRICS = "metrics.jsonl"
 # Dense bf16 rates by the vendors' datasheets, for the share of them that training reaches.
 PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "B200": 2250e12}
@@ -129,9 +131,7 @@ def _keep_until(path: Path, step: int) -> None:
 
 
 def _replace(path: Path, lines: list[dict[str, Any]]) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    os.replace(temporary, path)
+    write_atomically(path, "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def _device_usage(rate: float, flops_per_token: float, devices: int) -> dict[str, float]:

@@ -1,13 +1,13 @@
-"""Checkpoints on disk: never half-written, and refused by name when something of them is missing."""
+"""The weights of a HuggingFace folder: never half-written, and refused by name when something of them is missing."""
 
 import json
 import os
-import shutil
 import struct
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from gva.run.atomic import staging_folder
 
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
@@ -55,35 +55,18 @@ def verify_shard(path: Path) -> None:
 
 
 @contextmanager
-def staging_folder(target: str | os.PathLike) -> Iterator[Path]:
-    """A hidden folder inside `target`, so on the same file system, that is gone afterwards whatever happens."""
-    target = Path(target)
-    if target.is_file():
-        raise NotADirectoryError(f"save_directory={str(target)!r}: is a file, must be a folder")
-    created = not target.exists()
-    target.mkdir(parents=True, exist_ok=True)
-    for left in target.glob(".saving-*"):  # by a process that was killed
-        shutil.rmtree(left, ignore_errors=True)
-    staging = Path(tempfile.mkdtemp(prefix=".saving-", dir=target))
-    try:
+def replacing(folder: str | os.PathLike) -> Iterator[Path]:
+    """A staging folder whose files move into `folder` once all are written. Old weights go first and what names the new
+    ones comes last, so that a folder torn by a kill does not load, instead of loading half of each."""
+    folder, last = Path(folder), (INDEX, WEIGHTS)
+    with staging_folder(folder) as staging:
         yield staging
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-        if created and not any(target.iterdir()):
-            target.rmdir()
-
-
-def publish(staging: Path, target: str | os.PathLike) -> None:
-    """Move finished files into `target`. Old weights go first and what names the new ones comes last, so that a
-    folder torn by a kill does not load, instead of loading half of each."""
-    target = Path(target)
-    last = (INDEX, WEIGHTS)
-    files = sorted(staging.iterdir(), key=lambda path: path.name in last)
-    if any(path.name in last for path in files):
-        for name in [*shards_of(target), *last]:  # read before any of them is gone
-            (target / name).unlink(missing_ok=True)
-    for path in files:
-        os.replace(path, target / path.name)
+        files = sorted(staging.iterdir(), key=lambda path: path.name in last)
+        if any(path.name in last for path in files):
+            for name in [*shards_of(folder), *last]:  # read before any of them is gone
+                (folder / name).unlink(missing_ok=True)
+        for path in files:
+            os.replace(path, folder / path.name)
 
 
 def shards_of(folder: Path) -> list[str]:
