@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gva import ops
 from gva.ops import flash
-from gva.train.metrics import PEAK_FLOPS
+from gva.run.metrics import PEAK_FLOPS
 
 SHAPES = {  # H, G, d_h, d_r
     "64": (16, 4, 64, 16),

@@ -20,9 +20,10 @@ from timing import append_rows, environment
 
 from gva import cost
 from gva.data.shards import FORMAT, TokenDataset, write_shard
+from gva.run.metrics import PEAK_FLOPS, Metrics
+from gva.run.ranks import process_group
 from gva.train import loop
-from gva.train.metrics import PEAK_FLOPS, Metrics
-from gva.train.parallel import arithmetic, process_group
+from gva.train.parallel import arithmetic
 from gva.train.recipe import build
 
 

@@ -25,7 +25,7 @@ from gva.data.batches import Batches
 from gva.data.shards import TokenDataset
 from gva.diagnostics import observe
 from gva.model import GvaForCausalLM
-from gva.train.folder import commit
+from gva.run.folder import commit
 from gva.train.optimizer import learning_rate, make_optimizer, set_learning_rate
 from gva.train.recipe import build, read_overrides
 

@@ -12,8 +12,8 @@ from gva import GvaConfig
 from gva.cli import main
 from gva.data.shards import TokenDataset
 from gva.data.tokenizer import load_tokenizer
+from gva.run.metrics import is_done, read_metrics
 from gva.train import loop
-from gva.train.metrics import is_done, read_metrics
 from gva.train.recipe import Recipe
 
 KEPT = Path(__file__).parent / "kept"

@@ -7,8 +7,8 @@ from importlib.util import find_spec
 import pytest
 
 from gva.cli import main
-from gva.evaluate.checkpoint import find, load_model, load_tokenizer_of
 from gva.evaluate.harness import evaluate_with_harness
+from gva.evaluate.loading import find, load_model, load_tokenizer_of
 from gva.evaluate.results import differences
 from gva.evaluate.scoring import evaluate
 from gva.evaluate.tasks import TASKS

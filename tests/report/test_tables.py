@@ -8,10 +8,10 @@ import pytest
 from gva.report import tables
 from gva.report.curves import DRAWN, curve_rows, task_score
 from gva.report.page import markdown
+from gva.run.metrics import record
 from gva.study.results import load
 from gva.study.speed import keep
 from gva.study.statistics import Estimate
-from gva.train.metrics import record
 from study.folders import SPEED, write_run
 
 FIVE = {"hellaswag": 0.40, "winogrande": 0.52, "openbookqa": 0.30, "arc_easy": 0.50, "arc_challenge": 0.28}

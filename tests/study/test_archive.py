@@ -3,9 +3,9 @@
 import json
 
 from gva.cli import main
+from gva.run.metrics import read_metrics
 from gva.study.archive import archive
 from gva.study.results import load
-from gva.train.metrics import read_metrics
 from study.folders import write_run
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from gva.run.metrics import read_metrics, record
 from gva.study.results import NotComparable, load
-from gva.train.metrics import read_metrics, record
 from study.folders import DATA, write_run
 
 

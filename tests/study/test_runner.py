@@ -8,11 +8,11 @@ import time
 import pytest
 
 from gva.cli import main
+from gva.run.metrics import is_done, read_metrics
 from gva.study import child
 from gva.study.matrix import Matrix, Row, simple_matrix
 from gva.study.results import load
 from gva.study.runner import Runner, run_folder
-from gva.train.metrics import is_done, read_metrics
 from gva.train.recipe import read_overrides
 from train.runs import ENVIRONMENT, SIZE, command, finish
 

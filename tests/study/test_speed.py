@@ -9,12 +9,12 @@ from gva.cli import main
 from gva.config import GvaConfig
 from gva.generate import PagedGenerator
 from gva.ops import flash
+from gva.run.metrics import read_metrics
 from gva.study import speed
 from gva.study.archive import archive
 from gva.study.matrix import Matrix, Row
 from gva.study.results import load
 from gva.study.runner import Runner, run_folder
-from gva.train.metrics import read_metrics
 from gva.train.recipe import read_overrides
 from study.folders import SPEED, write_run
 from train.runs import SIZE

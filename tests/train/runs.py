@@ -1,4 +1,4 @@
-"""Runs of `gva train` in processes of their own, small enough to be killed a few times over."""
+"""Runs small enough for a blink: in this process, or in some of their own that can be killed."""
 
 import os
 import signal
@@ -8,12 +8,24 @@ import sys
 import time
 from pathlib import Path
 
+from gva.data.shards import TokenDataset
+from gva.run.metrics import read_metrics
+from gva.train import loop
+from gva.train.recipe import build, read_overrides
+
 SIZE = [
     "hidden_size=32", "intermediate_size=64", "num_hidden_layers=2", "num_attention_heads=4",
     "value_head_dim=32", "length=48", "global_batch=8", "micro_batch=2", "eval_every=20", "eval_sequences=4",
     "log_every=5", "warmup=2",
 ]  # fmt: skip
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
+
+
+def run_here(data, out, *words, variant="gva-drope-16", steps=12):
+    overrides = read_overrides(None, [*SIZE, *words]) | {"steps": steps}
+    config, recipe = build("demo", variant, overrides, TokenDataset(data).vocab_size)
+    loop.train(config, recipe, data, out, device="cpu", progress=False)
+    return read_metrics(out, "step")
 
 
 def command(

@@ -1,6 +1,5 @@
 """Killed at any moment and started again, a run ends with the very losses and weights of one never killed."""
 
-import json
 import random
 import shutil
 import signal
@@ -8,7 +7,7 @@ import signal
 import pytest
 from safetensors.torch import load_file
 
-from gva.train.metrics import read_metrics
+from gva.run.metrics import read_metrics
 from train.runs import command, finish, kill_when
 
 
@@ -86,19 +85,6 @@ def test_a_run_goes_on_with_other_ranks(tmp_path, data):
     assert [loss for _, loss in steps[0]] == pytest.approx([loss for _, loss in steps[1]], rel=1e-4)
 
 
-def test_two_runs_in_one_folder_are_refused(tmp_path, data):
-    run = command(data, tmp_path, "--steps", "400")
-    told = []
-
-    def second():
-        if (tmp_path / "metrics.jsonl").is_file():
-            told.append(finish(run, expect=2))
-        return bool(told)
-
-    assert kill_when(run, second)
-    assert "another process is training here; stop it, or give another --out" in told[0]
-
-
 def test_asked_to_stop_it_writes_a_checkpoint_and_goes_on_later(tmp_path, data):
     finish(command(data, tmp_path / "whole", "--steps", "60"))
     out = tmp_path / "stopped"
@@ -121,29 +107,3 @@ def test_a_finished_run_is_left_alone(tmp_path, data):
     shutil.rmtree(tmp_path / "model")
     finish(run)
     assert (tmp_path / "model" / "model.safetensors").read_bytes() == weights, "a lost export is made again"
-
-
-def test_another_run_is_refused_by_what_differs(tmp_path, data):
-    finish(command(data, tmp_path, "--steps", "4"))
-    told = finish(command(data, tmp_path, "--steps", "4", "lr=0.5", "--seed", "3"), expect=2)
-    assert "holds a run that differs in recipe.lr: 0.003 -> 0.5; recipe.seed: 0 -> 3" in told
-    told = finish(command(data, tmp_path, "--steps", "4", variant="gqa"), expect=2)
-    assert "model.attention: 'gva' -> 'gqa'" in told
-    other = shutil.copytree(data, tmp_path / "other")
-    index = json.loads((other / "index.json").read_text())
-    index["splits"]["valid"][0]["sha256"] = "another"
-    (other / "index.json").write_text(json.dumps(index))
-    assert "differs in data.valid" in finish(command(other, tmp_path, "--steps", "4"), expect=2)
-
-
-def test_a_checkpoint_that_cannot_be_read_is_named(tmp_path, data):
-    run = command(data, tmp_path, "--steps", "8", "checkpoint_every=4")
-    finish(run)
-    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
-    kept = [line for line in lines if json.loads(line)["kind"] != "done"]
-    (tmp_path / "metrics.jsonl").write_text("\n".join(kept) + "\n")
-    newest = sorted((tmp_path / "checkpoints").iterdir())[-1]
-    (newest / ".metadata").write_bytes(b"")
-    told = finish(run, expect=2)
-    assert f"{newest.name}: cannot be read" in told
-    assert "remove it to go on from the one before" in told

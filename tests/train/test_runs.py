@@ -1,9 +1,7 @@
 """Runs: several ranks equal one, every variant learns, what went wrong is said."""
 
-import errno
 import itertools
 import json
-import os
 import subprocess
 
 import pytest
@@ -17,19 +15,11 @@ from gva.data.prepare import prepare_files
 from gva.data.shards import TokenDataset
 from gva.data.tokenizer import load_tokenizer
 from gva.model import FeedForward
+from gva.run.metrics import NonFiniteLoss, is_done, read_metrics
+from gva.run.ranks import process_group
 from gva.train import loop
-from gva.train.checkpoints import CheckpointError, Checkpoints
-from gva.train.metrics import NonFiniteLoss, is_done, read_metrics
-from gva.train.parallel import process_group
 from gva.train.recipe import build, read_overrides
-from train.runs import ENVIRONMENT, SIZE, command, finish
-
-
-def run_here(data, out, *words, variant="gva-drope-16", steps=12):
-    overrides = read_overrides(None, [*SIZE, *words]) | {"steps": steps}
-    config, recipe = build("demo", variant, overrides, TokenDataset(data).vocab_size)
-    loop.train(config, recipe, data, out, device="cpu", progress=False)
-    return read_metrics(out, "step")
+from train.runs import ENVIRONMENT, SIZE, command, finish, run_here
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -128,19 +118,6 @@ def test_a_document_mask_trains_on_documents_as_if_alone(tmp_path, masked):
     assert (first["loss"] == pytest.approx(total / count, rel=1e-5)) == masked
 
 
-def test_a_full_disk_under_the_metrics_is_told(tmp_path, data, monkeypatch):
-    real = os.fsync
-
-    def full(descriptor):
-        if (tmp_path / "checkpoints" / "step-00000010").exists():
-            raise OSError(errno.ENOSPC, "No space left on device")
-        real(descriptor)
-
-    monkeypatch.setattr("gva.train.metrics.os.fsync", full)
-    with pytest.raises(OSError, match=r"metrics.jsonl: could not be written .*No space left.*same command again"):
-        run_here(data, tmp_path, "checkpoint_every=5", steps=30)
-
-
 def test_seeds_fix_weights_and_order(tmp_path, data):
     def first(name, *words, variant="gva-drope-16"):
         return run_here(data, tmp_path / name, *words, variant=variant, steps=2)
@@ -195,34 +172,12 @@ def test_nan_stops_with_the_step_the_batch_and_what_to_try(tmp_path, data, monke
     assert run_here(data, tmp_path, "checkpoint_every=5", steps=20)[-1]["step"] == 20
 
 
-def test_a_full_disk_names_the_checkpoint_that_is_left(tmp_path, data, monkeypatch):
-    import torch.distributed.checkpoint.filesystem as filesystem
-
-    real = filesystem.FileSystemWriter.write_data
-
-    def full(self, plan, planner):
-        if "00000010" in str(self.path):
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return real(self, plan, planner)
-
-    monkeypatch.setattr(filesystem.FileSystemWriter, "write_data", full)
-    with pytest.raises(CheckpointError, match=r"step-00000010: could not be written .*No space left.*step 5 is whole"):
-        run_here(data, tmp_path, "checkpoint_every=5", steps=20)
-    with process_group("cpu") as ranks:
-        assert Checkpoints(tmp_path / "checkpoints", ranks, keep=2).steps() == [5]
-
-
 def test_what_does_not_fit_is_told_before_anything_is_written(tmp_path, data):
     with pytest.raises(ValueError, match=r"length=512: exceeds max_position_embeddings=256"):
         run_here(data, tmp_path / "out", "length=512")
     with pytest.raises(ValueError, match=r"vocab_size=64: the data has 512 tokens"):
         run_here(data, tmp_path / "out", "vocab_size=64")
     assert not (tmp_path / "out").exists()
-
-
-def test_only_the_last_checkpoints_are_kept(tmp_path, data):
-    run_here(data, tmp_path, "checkpoint_every=3", "keep_checkpoints=2", steps=12)
-    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["step-00000009", "step-00000012"]
 
 
 def test_a_trained_model_continues_text(tmp_path, data, capsys):

@@ -9,12 +9,12 @@ from gva.cli import main
 from gva.data.documents import DataError
 from gva.data.shards import TokenDataset
 from gva.evaluate import scoring
-from gva.evaluate.checkpoint import open_tokenizer
+from gva.evaluate.loading import open_tokenizer
 from gva.evaluate.tasks import chosen_tasks
+from gva.run.metrics import read_metrics
+from gva.run.ranks import process_group
 from gva.train import loop
 from gva.train.evaluate import load_tasks, score_tasks
-from gva.train.metrics import read_metrics
-from gva.train.parallel import process_group
 from gva.train.recipe import build, read_overrides
 from task_rows import write_files
 from train.runs import SIZE, command, finish

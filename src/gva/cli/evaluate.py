@@ -30,7 +30,7 @@ def add(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     import torch
 
-    from gva.evaluate.checkpoint import find, load_model, load_tokenizer_of
+    from gva.evaluate.loading import find, load_model, load_tokenizer_of
     from gva.evaluate.results import average, differences, table
     from gva.evaluate.tasks import chosen_tasks
 
@@ -113,8 +113,8 @@ def _told(differences: dict[str, dict[str, Any]]) -> str:
 
 def _keep(arguments: argparse.Namespace, place: Any, report: dict[str, Any]) -> None:
     from gva.run.atomic import write_atomically
-    from gva.train.folder import locked
-    from gva.train.metrics import record
+    from gva.run.folder import locked
+    from gva.run.metrics import record
 
     if arguments.out:
         arguments.out.parent.mkdir(parents=True, exist_ok=True)

@@ -26,6 +26,8 @@ def add(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from gva.data.prepare import prepare_standard_library
     from gva.data.shards import INDEX, TokenDataset
+    from gva.run.folder import MODEL
+    from gva.run.metrics import METRICS
     from gva.train.loop import Stopped, train
     from gva.train.recipe import build, read_overrides
 
@@ -45,5 +47,5 @@ def run(arguments: argparse.Namespace) -> int:
     except Stopped as stopped:
         print(stopped, file=sys.stderr)
         return 130
-    print(f"{arguments.out / 'model'}: trained; metrics in {arguments.out / 'metrics.jsonl'}")
+    print(f"{arguments.out / MODEL}: trained; metrics in {arguments.out / METRICS}")
     return 0

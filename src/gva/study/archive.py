@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from gva.run.folder import RUN
+from gva.run.metrics import METRICS, is_done, read_metrics
 from gva.study.matrix import ROW
-from gva.train.folder import RUN
-from gva.train.metrics import METRICS, is_done, read_metrics
 
 EVERY = 10  # of the steps, one in so many is kept, besides the first and the last
 

@@ -14,7 +14,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-WEIGHTS = {"all": (), "model": ("checkpoints",), "none": ("checkpoints", "model")}  # what goes when a run is done
+from gva.run.folder import CHECKPOINTS, MODEL
+
+WEIGHTS = {"all": (), "model": (CHECKPOINTS,), "none": (CHECKPOINTS, MODEL)}  # what goes when a run is done
 
 
 def main(job: dict[str, Any]) -> int:

@@ -10,10 +10,10 @@ from typing import Any
 
 from gva.config import VARIANTS, GvaConfig
 from gva.errors import check
+from gva.run.folder import RUN, differences
+from gva.run.metrics import read_metrics
 from gva.study.matrix import ROW
 from gva.study.statistics import Estimate, paired
-from gva.train.folder import RUN, differences
-from gva.train.metrics import read_metrics
 
 TASKS = {
     "hellaswag": "HellaSwag",

@@ -22,11 +22,12 @@ from typing import Any
 from tqdm import tqdm
 
 from gva.data.shards import TokenDataset
+from gva.run.folder import refuse_another
+from gva.run.metrics import METRICS, is_done, read_metrics
 from gva.study import speed
 from gva.study.child import discard_weights
 from gva.study.matrix import Matrix, Row, write_row
-from gva.train.folder import identity_of, refuse_another
-from gva.train.metrics import METRICS, is_done, read_metrics
+from gva.train.recipe import identity_of
 
 LOG = "log.txt"
 LOG_TAIL = 15  # lines of it that a failure shows

@@ -21,9 +21,9 @@ from gva.config import GvaConfig
 from gva.generate import PagedGenerator
 from gva.model import GvaForCausalLM
 from gva.ops import backend, flash
+from gva.run.folder import commit, read_run
+from gva.run.metrics import read_metrics, record
 from gva.study.child import stop_with
-from gva.train.folder import RUN, commit
-from gva.train.metrics import read_metrics, record
 
 KIND = "decode"  # of the line in a run's metrics
 TOKENS = 2**18  # in the cache: far more bytes than caches on the chip hold, and 6 GiB of GQA at 350M parameters
@@ -37,7 +37,7 @@ FLASH, REBUILT = "FlashAttention-3", "torch, keys rebuilt"
 def main(job: dict[str, Any]) -> None:
     stop_with(job["parent"])
     run, device = Path(job["run"]), torch.device(job["device"])
-    config = GvaConfig.from_dict(json.loads((run / RUN).read_text())["identity"]["model"])
+    config = GvaConfig.from_dict(read_run(run)["identity"]["model"])
     try:
         if path(config, device) == "torch":
             flash.load(job["fa3"])

@@ -11,12 +11,13 @@ from torch import Tensor, nn
 
 from gva import diagnostics
 from gva.data.batches import IGNORED, Batches
-from gva.evaluate.checkpoint import open_tokenizer
 from gva.evaluate.encoding import Pack, pack_items
+from gva.evaluate.loading import open_tokenizer
 from gva.evaluate.results import summarise
 from gva.evaluate.scoring import by_item, loglikelihoods
 from gva.evaluate.tasks import Item, Task, chosen_tasks, items_of, load_rows
-from gva.train.parallel import Ranks, SummedLoss, arithmetic
+from gva.run.ranks import Ranks
+from gva.train.parallel import SummedLoss, arithmetic
 from gva.train.recipe import Recipe
 
 POSITION_BINS = 16

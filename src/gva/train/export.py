@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from gva.model import GvaForCausalLM
-from gva.train.parallel import Ranks
+from gva.run.ranks import Ranks
 
 
 def export_model(model: GvaForCausalLM, data: Path, out: Path, ranks: Ranks) -> None:

@@ -3,7 +3,7 @@
 import os
 import signal
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,15 @@ from gva.data.batches import IGNORED, Batches
 from gva.data.shards import TokenDataset
 from gva.errors import check
 from gva.model import GvaForCausalLM
+from gva.run.checkpoints import Checkpoints, random_state, set_random_state
+from gva.run.folder import CHECKPOINTS, MODEL, claim, locked
+from gva.run.metrics import Metrics, NonFiniteLoss, is_done
+from gva.run.ranks import Ranks, process_group
 from gva.train import evaluate
-from gva.train.checkpoints import Checkpoints, random_state, set_random_state
 from gva.train.export import export_model
-from gva.train.folder import claim, locked
-from gva.train.metrics import Metrics, NonFiniteLoss, is_done
 from gva.train.optimizer import learning_rate, make_optimizer, named_state, set_learning_rate
-from gva.train.parallel import Ranks, accumulating, arithmetic, parallelize, process_group
-from gva.train.recipe import Recipe
+from gva.train.parallel import accumulating, arithmetic, parallelize
+from gva.train.recipe import Recipe, identity_of
 from gva.train.zclip import ZClip, gradient_norm, scale_gradients
 
 
@@ -74,12 +75,12 @@ def train(
     tasks = evaluate.load_tasks(recipe, data / "tokenizer", config.max_position_embeddings)
     with process_group(device) as ranks, locked(out) if ranks.first else nullcontext():
         if ranks.first:
-            claim(out, config, recipe, train_set, valid_set)
+            claim(out, identity_of(config, recipe, train_set, valid_set), asdict(recipe))
         dist.barrier(ranks.side)
-        if is_done(out) and (out / "model").is_dir():
+        if is_done(out) and (out / MODEL).is_dir():
             return
         run = _build(config, recipe, train_set, ranks)
-        checkpoints = Checkpoints(out / "checkpoints", ranks, recipe.keep_checkpoints)
+        checkpoints = Checkpoints(out / CHECKPOINTS, ranks, recipe.keep_checkpoints)
         if steps := checkpoints.steps():
             state = run.state()
             checkpoints.load(steps[-1], state)
@@ -89,7 +90,7 @@ def train(
         try:
             with StopRequest() as stop:
                 _loop(run, valid, tasks, checkpoints, metrics, stop)
-            export_model(run.model, data, out / "model", ranks)
+            export_model(run.model, data, out / MODEL, ranks)
             metrics.write([{"kind": "done", "step": run.step, "tokens": recipe.tokens}])
         except BaseException:
             with suppress(Exception):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gva.config import GvaConfig
+from gva.data.shards import TokenDataset
 from gva.errors import check, check_choice, nearest
 
 # What may differ between the two halves of an interrupted run, because it changes no loss (beyond rounding).
@@ -134,6 +135,15 @@ def build(
     if "steps" in (overrides or {}) and "warmup" not in (overrides or {}):
         changes["warmup"] = min(changes.get("warmup", Recipe.warmup), changes["steps"] // 10)
     return GvaConfig.preset(preset, variant=variant, **model), replace(Recipe(), **changes)
+
+
+def identity_of(
+    config: GvaConfig, recipe: Recipe, train_set: TokenDataset, valid_set: TokenDataset
+) -> dict[str, dict[str, Any]]:
+    """What makes a run this run and no other: the model, the recipe and the data."""
+    model = {k: v for k, v in config.to_dict().items() if k not in ("transformers_version", "dtype", "architectures")}
+    data = {"train": train_set.fingerprint, "valid": valid_set.fingerprint}
+    return json.loads(json.dumps({"model": model, "recipe": recipe.identity(), "data": data}))
 
 
 def _typed(name: str, value: Any) -> Any:

@@ -1,25 +1,21 @@
-"""Any checkpoint that the project saves, as a model with its tokenizer.
+"""A model and its tokenizer, from whatever a person names.
 
 A HuggingFace folder (a run's model/), a run's folder (its model, or while there is none its newest checkpoint), or one
 of a run's training checkpoints.
 """
 
-import json
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.api import CheckpointException
 
 from gva.data.tokenizer import FILE, load_tokenizer
 from gva.errors import check
 from gva.model import GvaConfig, GvaForCausalLM
-from gva.train.checkpoints import CheckpointError
-from gva.train.folder import RUN
-from gva.train.metrics import read_metrics
+from gva.run.checkpoints import path_of, read_checkpoint, step_of, steps_in
+from gva.run.folder import CHECKPOINTS, MODEL, RUN, read_run
+from gva.run.metrics import read_metrics
 
 
 @dataclass(frozen=True)
@@ -33,7 +29,7 @@ class Place:
     @property
     def recipe(self) -> dict[str, Any]:
         """The recipe of the run, empty without one."""
-        return {} if self.run is None else json.loads((self.run / RUN).read_text())["recipe"]
+        return {} if self.run is None else read_run(self.run)["recipe"]
 
     @property
     def tokens(self) -> int | None:
@@ -50,7 +46,7 @@ def find(path: Path) -> Place:
     if (path / RUN).is_file():
         return _of_run(path)
     if (path / "config.json").is_file():
-        of_run = path.name == "model" and (path.parent / RUN).is_file()
+        of_run = path.name == MODEL and (path.parent / RUN).is_file()
         return _of_run(path.parent) if of_run else Place(path)
     if (path / ".metadata").is_file():
         run = path.parent.parent
@@ -59,7 +55,7 @@ def find(path: Path) -> Place:
                 f"{run / RUN}: missing, and without it the model of a training checkpoint is unknown; give the "
                 "checkpoint where its run wrote it, RUN/checkpoints/step-..."
             )
-        return Place(path, run, int(path.name.removeprefix("step-")))
+        return Place(path, run, step_of(path))
     raise FileNotFoundError(
         f"{path}: not a checkpoint; give a model folder (with config.json), a run (with {RUN}) or one of its "
         "checkpoints/step-..."
@@ -67,13 +63,13 @@ def find(path: Path) -> Place:
 
 
 def _of_run(run: Path) -> Place:
-    if (run / "model" / "config.json").is_file():
+    if (run / MODEL / "config.json").is_file():
         done = read_metrics(run, "done")
-        return Place(run / "model", run, done[-1]["step"] if done else None)
-    steps = sorted((run / "checkpoints").glob("step-*[0-9]"))
+        return Place(run / MODEL, run, done[-1]["step"] if done else None)
+    steps = steps_in(run / CHECKPOINTS)
     if not steps:
         raise FileNotFoundError(f"{run}: a run without a model or a checkpoint yet; train it further")
-    return Place(steps[-1], run, int(steps[-1].name.removeprefix("step-")))
+    return Place(path_of(run / CHECKPOINTS, steps[-1]), run, steps[-1])
 
 
 def load_model(place: Place, dtype: torch.dtype | None = None, device: str | None = None) -> Any:
@@ -92,24 +88,17 @@ def _from_folder(folder: Path, dtype: torch.dtype | None) -> Any:
 
 
 def _from_training(place: Place) -> GvaForCausalLM:
-    """The weights alone out of a training checkpoint, however it was sharded when written."""
+    """The weights alone out of a training checkpoint."""
     assert place.run is not None
-    config = GvaConfig.from_dict(json.loads((place.run / RUN).read_text())["identity"]["model"])
-    model = GvaForCausalLM(config)
-    state = {f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            dcp.load(state, checkpoint_id=place.weights, no_dist=True)
-    except (Exception, CheckpointException) as error:
-        reason = str(error).strip().splitlines()[-1]
-        raise CheckpointError(f"{place.weights}: cannot be read ({reason}); give another of its run") from error
+    model = GvaForCausalLM(GvaConfig.from_dict(read_run(place.run)["identity"]["model"]))
+    weights = {f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}
+    read_checkpoint(place.weights, weights, "give another of its run")
     return model
 
 
 def load_tokenizer_of(place: Place, vocab_size: int, given: Path | None = None, data: Path | None = None) -> Any:
     """The tokenizer: the one given, else the model's own, else that of the data the run was trained on."""
-    run = [] if place.run is None else [place.run / "model", place.run / "data" / "tokenizer"]
+    run = [] if place.run is None else [place.run / MODEL, place.run / "data" / "tokenizer"]
     prepared = [] if data is None else [data / "tokenizer"]
     folders = [given] if given is not None else [place.weights, *run[:1], *prepared, *run[1:]]
     found = next((f for f in folders if (f / FILE if f.is_dir() else f).is_file()), None)

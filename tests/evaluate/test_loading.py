@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from gva.cli import main
-from gva.train.metrics import read_metrics
+from gva.run.metrics import read_metrics
 
 
 def evaluate(*words, out=None):

@@ -1,4 +1,4 @@
-"""The folder of a run: whose it is, and that only one process group writes to it."""
+"""The folder of a run: what lies in it, whose it is, and that only one process group writes to it."""
 
 import fcntl
 import json
@@ -6,19 +6,15 @@ import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import gva
-from gva.config import GvaConfig
-from gva.data.shards import TokenDataset
 from gva.run.atomic import write_atomically
-from gva.train.recipe import Recipe
 
-RUN = "run.json"
+RUN = "run.json"  # what the run is
+CHECKPOINTS = "checkpoints"  # what it goes on from
+MODEL = "model"  # what it ends with: a HuggingFace folder
 
 
 @contextmanager
@@ -33,13 +29,19 @@ def locked(out: Path) -> Iterator[None]:
         yield
 
 
-def claim(out: Path, config: GvaConfig, recipe: Recipe, train_set: TokenDataset, valid_set: TokenDataset) -> None:
+def claim(out: Path, identity: dict[str, Any], recipe: dict[str, Any]) -> None:
     """Record what this run is, or refuse to go on with another run's checkpoints."""
-    identity = identity_of(config, recipe, train_set, valid_set)
+    import torch  # for its version alone
+
     refuse_another(out, identity)
     versions = {"gva": gva.__version__, "torch": torch.__version__, "commit": commit()}
-    record = {"identity": identity, "recipe": asdict(recipe), "versions": versions}
+    record = {"identity": identity, "recipe": recipe, "versions": versions}
     write_atomically(out / RUN, json.dumps(record, indent=2))
+
+
+def read_run(out: Path) -> dict[str, Any]:
+    """What a run recorded of itself: its identity (model, recipe, data), the whole recipe, versions."""
+    return json.loads((out / RUN).read_text())
 
 
 def commit() -> str:
@@ -56,21 +58,11 @@ def commit() -> str:
     return "unknown"
 
 
-def identity_of(
-    config: GvaConfig, recipe: Recipe, train_set: TokenDataset, valid_set: TokenDataset
-) -> dict[str, dict[str, Any]]:
-    """What makes a run this run and no other: the model, the recipe and the data."""
-    model = {k: v for k, v in config.to_dict().items() if k not in ("transformers_version", "dtype", "architectures")}
-    data = {"train": train_set.fingerprint, "valid": valid_set.fingerprint}
-    return json.loads(json.dumps({"model": model, "recipe": recipe.identity(), "data": data}))
-
-
 def refuse_another(out: Path, identity: dict[str, Any]) -> None:
     """Raise ValueError if the folder holds a run that differs from this one, naming what differs."""
-    record = out / RUN
-    if not record.is_file():
+    if not (out / RUN).is_file():
         return
-    changed = differences(json.loads(record.read_text())["identity"], identity)
+    changed = differences(read_run(out)["identity"], identity)
     if changed:
         told = "; ".join(f"{name}: {theirs!r} -> {ours!r}" for name, (theirs, ours) in changed.items())
         raise ValueError(

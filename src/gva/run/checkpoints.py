@@ -1,4 +1,5 @@
-"""Checkpoints of a run: written in the background, atomic, the last good one surviving a kill at any moment."""
+"""Checkpoints of a run, which training goes on from: written in the background, whole or not there, the last good one
+surviving a kill at any moment. The weights of one can be read by themselves."""
 
 import os
 import shutil
@@ -12,7 +13,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
-from gva.train.parallel import Ranks
+from gva.run.ranks import Ranks
 
 UNFINISHED = ".unfinished"
 
@@ -34,11 +35,10 @@ class Checkpoints:
         dist.barrier(ranks.side)
 
     def steps(self) -> list[int]:
-        """The steps of the whole checkpoints, oldest first."""
-        return sorted(int(path.name.removeprefix("step-")) for path in self.folder.glob("step-*[0-9]"))
+        return steps_in(self.folder)
 
     def path(self, step: int) -> Path:
-        return self.folder / f"step-{step:08d}"
+        return path_of(self.folder, step)
 
     def save(self, step: int, state: dict[str, Tensor]) -> None:
         """Copy the state aside and write it while training goes on; waits for the one before."""
@@ -90,15 +90,31 @@ class Checkpoints:
         dist.barrier(self.ranks.side)
 
     def load(self, step: int, state: dict[str, Tensor]) -> None:
-        """Read a checkpoint into these tensors, however it was sharded when written."""
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                dcp.load(state, checkpoint_id=self.path(step), process_group=self.ranks.side)
-        except (Exception, CheckpointException) as error:
-            raise CheckpointError(
-                f"{self.path(step)}: cannot be read ({_reason(error)}); remove it to go on from the one before"
-            ) from error
+        read_checkpoint(self.path(step), state, "remove it to go on from the one before", self.ranks.side)
+
+
+def steps_in(folder: Path) -> list[int]:
+    """The steps of the whole checkpoints in a folder, oldest first."""
+    return sorted(map(step_of, folder.glob("step-*[0-9]")))
+
+
+def path_of(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:08d}"
+
+
+def step_of(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
+
+
+def read_checkpoint(path: Path, state: dict[str, Tensor], advice: str, group: dist.ProcessGroup | None = None) -> None:
+    """Read into these tensors, however they were sharded when written; all ranks of a group together, or one process
+    alone. `advice` is for whoever has one that cannot be read."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            dcp.load(state, checkpoint_id=path, process_group=group, no_dist=group is None)
+    except (Exception, CheckpointException) as error:
+        raise CheckpointError(f"{path}: cannot be read ({_reason(error)}); {advice}") from error
 
 
 def _reason(error: BaseException) -> str:

@@ -1,0 +1,3 @@
+from train.conftest import data
+
+__all__ = ["data"]
