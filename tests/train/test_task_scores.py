@@ -14,7 +14,7 @@ from gva.evaluate.tasks import chosen_tasks
 from gva.run.metrics import read_metrics
 from gva.run.ranks import process_group
 from gva.train import loop
-from gva.train.evaluate import load_tasks, score_tasks
+from gva.train.measure import load_tasks, score_tasks
 from gva.train.recipe import build, read_overrides
 from task_rows import write_files
 from train.runs import SIZE, command, finish
@@ -96,7 +96,7 @@ def settings(data, *words):
 def test_a_choice_is_as_likely_as_outside_of_training(data, words, monkeypatch):
     """Not only as often the likeliest: the mask of a pack reaches the model through the loss around it."""
     config, recipe = settings(data, *words, "micro_batch=1")
-    monkeypatch.setattr("gva.train.evaluate.summarise", lambda task, items, found: found)
+    monkeypatch.setattr("gva.train.measure.summarise", lambda task, items, found: found)
     folder, tokenizer = Path(recipe.tasks_data), data / "tokenizer"
     with process_group("cpu") as ranks:
         run = loop._build(config, recipe, TokenDataset(data), ranks)

@@ -22,7 +22,7 @@ from gva.run.checkpoints import Checkpoints, random_state, set_random_state
 from gva.run.folder import CHECKPOINTS, MODEL, claim, locked
 from gva.run.metrics import Metrics, NonFiniteLoss, is_done
 from gva.run.ranks import Ranks, process_group
-from gva.train import evaluate
+from gva.train import measure
 from gva.train.export import export_model
 from gva.train.optimizer import learning_rate, make_optimizer, named_state, set_learning_rate
 from gva.train.parallel import accumulating, arithmetic, parallelize
@@ -72,7 +72,7 @@ def train(
     train_set, valid_set = TokenDataset(data), TokenDataset(data, "valid")
     _check_fit(config, recipe, train_set)
     valid = Batches(valid_set, recipe.length, 1, 0, recipe.document_mask)
-    tasks = evaluate.load_tasks(recipe, data / "tokenizer", config.max_position_embeddings)
+    tasks = measure.load_tasks(recipe, data / "tokenizer", config.max_position_embeddings)
     with process_group(device) as ranks, locked(out) if ranks.first else nullcontext():
         if ranks.first:
             claim(out, identity_of(config, recipe, train_set, valid_set), asdict(recipe))
@@ -107,7 +107,7 @@ class Stopped(KeyboardInterrupt):
 def _loop(
     run: Run,
     valid: Batches,
-    tasks: list[evaluate.PackedTask],
+    tasks: list[measure.PackedTask],
     checkpoints: Checkpoints,
     metrics: Metrics,
     stop: "StopRequest",
@@ -130,12 +130,12 @@ def _loop(
         _flush(run, metrics, checkpoints, tokens_per_step, flops)
         stopping = stop.wanted_by_any(ranks) and not last
         if due["eval_every"]:
-            metrics.write([{"kind": "eval", "step": run.step, **evaluate.validate(run.loss, valid, recipe, ranks)}])
+            metrics.write([{"kind": "eval", "step": run.step, **measure.validate(run.loss, valid, recipe, ranks)}])
         if due["diagnostics_every"] and recipe.diagnostics_every:
-            looked = evaluate.look_inside(run.loss, valid, recipe, ranks)
+            looked = measure.look_inside(run.loss, valid, recipe, ranks)
             metrics.write([{"kind": "diagnostics", "step": run.step, **looked}])
         if due["tasks_every"] and tasks:
-            results = evaluate.score_tasks(run.loss, tasks, recipe, ranks)
+            results = measure.score_tasks(run.loss, tasks, recipe, ranks)
             tokens = run.step * tokens_per_step
             metrics.write([{"kind": "tasks", "step": run.step, "tokens": tokens, "results": results}])
         if due["checkpoint_every"] or stopping:

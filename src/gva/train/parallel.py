@@ -33,14 +33,22 @@ class SummedLoss(nn.Module):
             layer.compile()
 
     def forward(
-        self, input_ids: Tensor, labels: Tensor, position_ids: Tensor | None = None, per_token: bool = False
+        self,
+        input_ids: Tensor,
+        labels: Tensor,
+        position_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        per_token: bool = False,
     ) -> Tensor:
-        """The cross entropy in nats, summed over all targets that count, or each target's own [B, T]."""
+        """The cross entropy in nats, summed over all targets that count, or each target's own [B, T]. A mask
+        [B, 1, T, T] is true where a slot sees another; without one, causal."""
         embedded = self.model.get_input_embeddings()(input_ids)
         if torch.is_autocast_enabled(embedded.device.type):
             # The residual stream is in half precision too, as it is where weights are sharded in half precision.
             embedded = embedded.to(torch.get_autocast_dtype(embedded.device.type))
-        hidden = self.model.model(inputs_embeds=embedded, position_ids=position_ids, use_cache=False)[0]
+        hidden = self.model.model(
+            inputs_embeds=embedded, position_ids=position_ids, attention_mask=attention_mask, use_cache=False
+        )[0]
         if per_token:
             logits = self.model.lm_head(hidden).flatten(0, 1).float()
             loss = nn.functional.cross_entropy(logits, labels.flatten(), ignore_index=IGNORED, reduction="none")

@@ -14,7 +14,7 @@ from gva.data.batches import IGNORED, Batches
 from gva.evaluate.encoding import Pack, pack_items
 from gva.evaluate.loading import open_tokenizer
 from gva.evaluate.results import summarise
-from gva.evaluate.scoring import by_item, loglikelihoods
+from gva.evaluate.scoring import Losses, by_item, loglikelihoods
 from gva.evaluate.tasks import Item, Task, chosen_tasks, items_of, load_rows
 from gva.run.ranks import Ranks
 from gva.train.parallel import SummedLoss, arithmetic
@@ -36,8 +36,7 @@ def losses_by_position(module: nn.Module, batches: Batches, sequences: int, reci
     for number in range(passes):
         chosen = mine[number * recipe.micro_batch : (number + 1) * recipe.micro_batch]
         batch = {k: v.to(ranks.device) for k, v in batches.load(chosen or [0]).items()}
-        with arithmetic(recipe, ranks.device), torch.compiler.set_stance("force_eager"):
-            losses = module(**batch, per_token=True)
+        losses = _losses(module, recipe, ranks)(**batch)
         if chosen:
             counts = batch["labels"] != IGNORED
             sums += torch.stack([(losses * counts).double().sum(0), counts.double().sum(0)])
@@ -84,19 +83,7 @@ def load_tasks(recipe: Recipe, tokenizer: Path, context: int) -> list[PackedTask
 
 def score_tasks(module: nn.Module, tasks: list[PackedTask], recipe: Recipe, ranks: Ranks) -> dict[str, Any]:
     """The accuracies of each task; every rank scores a part of its items."""
-    model = _summed_loss(module).model
-
-    def losses(attention_mask: Tensor, **inputs: Tensor) -> Tensor:
-        # The mask of a pack reaches the model past the loss around it, which knows of none.
-        hook = model.model.register_forward_pre_hook(
-            lambda _, args, kwargs: (args, {**kwargs, "attention_mask": attention_mask}), with_kwargs=True
-        )
-        try:
-            with arithmetic(recipe, ranks.device), torch.compiler.set_stance("force_eager"):
-                return module(**inputs, per_token=True)
-        finally:
-            hook.remove()
-
+    losses = _losses(module, recipe, ranks)
     results, budget = {}, recipe.micro_batch * recipe.length  # as many tokens as a step has at a time
     for entry in tasks:
         found = loglikelihoods(entry.packs, losses, ranks.device, budget, ranks.rank, ranks.world)
@@ -113,19 +100,28 @@ def look_inside(module: nn.Module, batches: Batches, recipe: Recipe, ranks: Rank
     once = torch.randint(vocabulary, (REPEATED, half), generator=generator)
     rows = torch.cat([once, once], 1).to(ranks.device)
     text = batches.load(list(range(min(LOOKED_AT, batches.sequences))))["input_ids"][:, :256].to(ranks.device)
-    loss = _summed_loss(module)
+    model, per_target = _summed_loss(module).model, _losses(module, recipe, ranks)
 
     def run(tokens: Tensor) -> Tensor:
-        with arithmetic(recipe, ranks.device), torch.compiler.set_stance("force_eager"):
-            return module(tokens[:, :-1], tokens[:, 1:], per_token=True)
+        return per_target(input_ids=tokens[:, :-1], labels=tokens[:, 1:])
 
     losses = run(rows)
     return {
         "first_copy_loss": losses[:, : half - 1].mean().item(),
         "second_copy_loss": losses[:, half:].mean().item(),  # low once induction heads have formed
-        "previous_token_attention": diagnostics.previous_token_attention(loss.model, text, lambda: run(text)),
-        "qk_scales": diagnostics.qk_scales(loss.model, text, lambda: run(text)),
+        "previous_token_attention": diagnostics.previous_token_attention(model, text, lambda: run(text)),
+        "qk_scales": diagnostics.qk_scales(model, text, lambda: run(text)),
     }
+
+
+def _losses(module: nn.Module, recipe: Recipe, ranks: Ranks) -> Losses:
+    """The loss of each target in the precision of training; eager, for shapes that training does not have."""
+
+    def losses(**inputs: Tensor) -> Tensor:
+        with arithmetic(recipe, ranks.device), torch.compiler.set_stance("force_eager"):
+            return module(**inputs, per_token=True)
+
+    return losses
 
 
 def _summed_loss(module: nn.Module) -> SummedLoss:
