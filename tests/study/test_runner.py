@@ -6,6 +6,7 @@ import sys
 import time
 
 import pytest
+import torch
 
 from gva.cli import main
 from gva.run.metrics import is_done, read_metrics
@@ -152,6 +153,7 @@ def test_compilation_is_paid_once_for_all_seeds_of_a_row(tmp_path, data, monkeyp
     """The second seed captures no new graph: it runs what was compiled for the first."""
     from torch._dynamo.utils import counters
 
+    torch._dynamo.reset()  # whatever a test before this one compiled in this process
     counters.clear()
     seen = []
     monkeypatch.setattr(child, "stop_with", lambda parent: None)
