@@ -6,13 +6,15 @@ d_h value width, d_r positional width, `page` tokens per page.
 """
 
 from .api import append, merge_states, paged_attention, paged_decode
+from .call import Pages
 from .expand import expand
-from .layout import packed_row_bytes, packed_views
+from .layout import packed_row_bytes, packed_views, row_views, row_width
 from .loss import linear_cross_entropy
 from .plan import DecodePlan, plan_decode
 
 __all__ = [
     "DecodePlan",
+    "Pages",
     "append",
     "expand",
     "linear_cross_entropy",
@@ -22,4 +24,6 @@ __all__ = [
     "paged_attention",
     "paged_decode",
     "plan_decode",
+    "row_views",
+    "row_width",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -15,6 +16,15 @@ from .layout import packed_row_bytes
 def power_of_two(n: int) -> int:
     """Smallest power of two >= n."""
     return 1 << max(n - 1, 0).bit_length()
+
+
+def choose_layout(batch: int) -> Literal["rows", "separate"]:
+    """How a cache for `batch` sequences lays out its tokens.
+
+    Rows are what vLLM has, and what the Hopper kernel reads. A single sequence is read faster from separate pages of
+    values and of k_rope (32k tokens on an H200: 10.6 against 12.7 us).
+    """
+    return "separate" if batch == 1 else "rows"
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,33 @@
-"""The row of an fp8 cache, byte by byte.
+"""A cache whose tokens are rows: appending a token is one write, evicting a page one free.
+
+In the model's precision a row is [values of all groups | k_rope], G*d_h + d_r elements. Under fp8 it is packed:
 
     G*d_h  bytes   values, float8 e4m3, group after group
     2*d_r  bytes   k_rope, bfloat16
     4*G    bytes   one float32 scale per group: value = e4m3 * scale
     padding to a multiple of 16 bytes
-
-One token is one row, so appending a token is one write and evicting a page one free.
 """
 
 import torch
 
+from .call import Pages
+
 ROW_ALIGNMENT = 16
+
+
+def row_width(G: int, d_h: int, d_r: int, fp8: bool) -> int:
+    """Elements of one token's row: bytes of a packed one."""
+    return packed_row_bytes(G, d_h, d_r) if fp8 else G * d_h + d_r
+
+
+def row_views(rows: torch.Tensor, G: int, d_h: int, d_r: int) -> Pages:
+    """Views of `rows` [P, page, row_width]: uint8 is the packed row, any other dtype the plain one."""
+    if rows.dtype == torch.uint8:
+        return Pages(*packed_views(rows, G, d_h, d_r))
+    if rows.dim() != 3 or rows.shape[2] != G * d_h + d_r:
+        raise ValueError(f"rows: got {rows.dtype} {tuple(rows.shape)}, need [P, page, {G * d_h + d_r}]")
+    values, k_rope = rows.split((G * d_h, d_r), dim=-1)
+    return Pages(values.unflatten(-1, (G, d_h)), k_rope)
 
 
 def packed_row_bytes(G: int, d_h: int, d_r: int) -> int:

@@ -50,39 +50,6 @@ class DecodePlan:
 
         return launch, Config(*self.config), launch.Workspace(self.schedule, self.part_out, self.part_lse)
 
-    def attend(
-        self,
-        q_absorbed: torch.Tensor,
-        q_rope: torch.Tensor,
-        value_pages: torch.Tensor,
-        rope_pages: torch.Tensor,
-        block_table: torch.Tensor,
-        seq_lens: torch.Tensor,
-        scale: float,
-        value_scales: torch.Tensor | None,
-        out: torch.Tensor,
-    ) -> None:
-        """`paged_attention` into `out`, for uniform query counts, without its checks and outside torch.library: those
-        are most of its time on the host, and an engine that made this plan for its layers calls it at each of them."""
-        launch, config, workspace = self._launcher
-        launch.attend(
-            config,
-            workspace,
-            self.split_tiles,
-            q_absorbed,
-            q_rope,
-            value_pages,
-            rope_pages,
-            block_table,
-            seq_lens,
-            None,
-            self.shape["max_seqlen_q"],
-            scale,
-            value_scales,
-            out,
-            None,
-        )
-
     def check(self, **shape) -> None:
         """Raises unless the call has the shape that the plan was made for."""
         for name, value in shape.items():

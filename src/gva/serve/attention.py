@@ -18,11 +18,10 @@ from vllm.utils.torch_utils import _encode_layer_name
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from gva.attention.rope import Rotation, rotate
-from gva.ops.absorb import absorb_tokens
-from gva.ops.expand import expand_tokens
+from gva.ops import Pages, fast
 from gva.serve.backend import GvaBackend
 from gva.serve.checks import FP8
-from gva.serve.rows import Row, Views
+from gva.serve.rows import Row
 
 
 class JointProjection(MergedColumnParallelLinear):
@@ -191,11 +190,11 @@ class DecoupledAttention(ServedAttention, AttentionLayerBase):
     def kv_cache(self, cache: Tensor) -> None:
         """vLLM binds the cache, or takes it away again, by assignment: the moment to view it, once."""
         self.bound_cache = cache
-        self.pages: Views | None = self.row.views(cache) if cache.numel() else None
+        self.pages: Pages | None = self.row.views(cache) if cache.numel() else None
 
     def absorb(self, q: Tensor) -> tuple[Tensor, Tensor]:
         """Queries for the state as it lies, [n, H, width], and their rotated slice, of q [n, H, d_qk]."""
-        return absorb_tokens(q, self.maps()), q[..., self.content_dim :]
+        return fast.absorb(q, self.maps()), q[..., self.content_dim :]
 
     def maps(self) -> Tensor:
         """M_h^T of every head on this rank, [H, d_n, width]."""
@@ -203,7 +202,7 @@ class DecoupledAttention(ServedAttention, AttentionLayerBase):
 
     def expand(self, state: Tensor, k_rope: Tensor) -> tuple[Tensor, Tensor]:
         """Keys [T, H, d_qk] and values [T, H, d_h] of the state [T, G, width] and k_rope [T, d_r]."""
-        return expand_tokens(state, k_rope, self.maps())
+        return fast.expand(state, k_rope, self.maps())
 
     def expand_cached(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """The same of cached tokens, at slots [T]."""
@@ -231,7 +230,7 @@ class GroupedValueAttention(DecoupledAttention):
         if self.row.fp8 or self.pages is None:
             return super().expand_cached(slots)
         values, rope, _ = self.pages
-        return expand_tokens(values, rope, self.maps(), slots)  # reads the pages itself
+        return fast.expand(values, rope, self.maps(), slots)  # reads the pages itself
 
 
 class GroupedTiedAttention(DecoupledAttention):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gva import ops
+from gva.ops import fast
 
 
 @dataclass
@@ -34,15 +35,15 @@ class Absorbed:
 
     def attend(self, layer: Any, q: Tensor, state: Tensor, k_rope: Tensor, out: Tensor) -> None:
         """q [N, H, d_qk] of the step's tokens -> out [N, H, d_h], in place, in the run's tokens."""
-        values, rope, scales = layer.pages
         out = out[self.tokens]
         q_absorbed, q_rope = layer.absorb(q[self.tokens])
         attended = out if layer.attends_in_place else torch.empty_like(q_absorbed)
         table, lengths = self.block_table, self.seq_lens
         if self.plan is not None:
-            self.plan.attend(q_absorbed, q_rope, values, rope, table, lengths, layer.scale, scales, attended)
+            fast.attend(self.plan, q_absorbed, q_rope, layer.pages, table, lengths, layer.scale, attended)
         else:
             starts, longest = self.cu_seqlens_q, self.max_seqlen_q
+            values, rope, scales = layer.pages
             ops.paged_attention(
                 q_absorbed, q_rope, values, rope, table, lengths, starts, longest, layer.scale,
                 value_scales=scales, out=attended)  # fmt: skip

@@ -10,10 +10,8 @@ import torch
 from torch import Tensor
 
 from gva import ops
-from gva.ops import library
+from gva.ops import fast
 from gva.serve import versions
-
-Views = tuple[Tensor, Tensor, Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -29,29 +27,22 @@ class Row:
     @property
     def size(self) -> int:
         """Elements of `storage_dtype` in a row."""
-        if self.fp8:
-            return ops.packed_row_bytes(self.groups, self.width, self.rope_dim)
-        return self.groups * self.width + self.rope_dim
+        return ops.row_width(self.groups, self.width, self.rope_dim, self.fp8)
 
     @property
     def storage_dtype(self) -> torch.dtype:
         return torch.uint8 if self.fp8 else self.dtype
 
-    def views(self, kv_cache: Tensor) -> Views:
+    def views(self, kv_cache: Tensor) -> ops.Pages:
         """Values [P, page, G, width], rotated keys [P, page, d_r] and, under fp8, scales [P, page, G] of a cache."""
-        rows = versions.pages(kv_cache)
-        if self.fp8:
-            return ops.packed_views(rows, self.groups, self.width, self.rope_dim)
-        values = self.groups * self.width
-        return rows[..., :values].unflatten(-1, (self.groups, self.width)), rows[..., values:], None
+        return ops.row_views(versions.pages(kv_cache), self.groups, self.width, self.rope_dim)
 
-    def write(self, views: Views, state: Tensor, k_rope: Tensor, slots: Tensor) -> None:
+    def write(self, pages: ops.Pages, state: Tensor, k_rope: Tensor, slots: Tensor) -> None:
         """Rows of new tokens: state [N, G*width], k_rope [N, d_r] at slots [N], negative ones being padding."""
-        values, rope, scales = views
         count = slots.shape[0]
         if count < state.shape[0]:  # tokens past it pad a graph
             state, k_rope = state[:count], k_rope[:count]
-        library.append(self.grouped(state), k_rope, values, rope, slots, None, None, None, scales)
+        fast.append(self.grouped(state), k_rope, pages, slots)
 
     def grouped(self, state: Tensor) -> Tensor:
         """[N, G*width] -> [N, G, width]"""
