@@ -21,7 +21,6 @@ from timing import Timing, append_rows, environment, rotation, time_calls
 
 from gva import ops
 from gva.ops import flash as fa3
-from gva.ops import reference
 
 FP8 = torch.float8_e4m3fn
 
@@ -161,26 +160,26 @@ def gva(shape: Shape) -> tuple[Timing, Timing, float, int]:
     """Time of a call, time of planning, relative error, bytes that a call must read."""
     inputs = Inputs.make(shape, shape.row_bytes)
     P, G, d_h, d_r, page = inputs.pool, shape.G, shape.d_h, shape.d_r, shape.page
-    scales = None
     if shape.values == "fp8":
         rows = torch.zeros(P, page, shape.row_bytes, device="cuda", dtype=torch.uint8)
-        values, k_rope, scales = ops.packed_views(rows, G, d_h, d_r)
+        pages = ops.row_views(rows, G, d_h, d_r)
         slots = torch.arange(P * page, device="cuda").split(1 << 18)
         for part in slots:
             ops.append(
                 torch.randn(len(part), G, d_h, device="cuda", dtype=torch.bfloat16),
                 torch.randn(len(part), d_r, device="cuda", dtype=torch.bfloat16),
-                values,
-                k_rope,
+                pages.values,
+                pages.k_rope,
                 part,
-                value_scales=scales,
+                value_scales=pages.scales,
             )
     elif shape.layout == "row":
         rows = torch.randn(P, page, G * d_h + d_r, device="cuda", dtype=torch.bfloat16)
-        values, k_rope = rows[..., : G * d_h].view(P, page, G, d_h), rows[..., G * d_h :]
+        pages = ops.row_views(rows, G, d_h, d_r)
     else:
         values = torch.randn(P, page, G, d_h, device="cuda", dtype=torch.bfloat16)
-        k_rope = torch.randn(P, page, d_r, device="cuda", dtype=torch.bfloat16)
+        pages = ops.Pages(values, torch.randn(P, page, d_r, device="cuda", dtype=torch.bfloat16))
+    values, k_rope, scales = pages
     q_rope = torch.randn(shape.B, shape.S, shape.H, d_r, device="cuda", dtype=torch.bfloat16)
     scale = (d_h + d_r) ** -0.5
     plan = ops.plan_decode(
@@ -225,8 +224,10 @@ def gva(shape: Shape) -> tuple[Timing, Timing, float, int]:
             shape.S,
             scale,
         )
-        exact, _ = reference.paged_attention(inputs.q[b].double(), q_rope[b].double(), v.double(), k.double(), *args)
-        eager, _ = reference.paged_attention(inputs.q[b], q_rope[b], v.to(torch.bfloat16), k, *args)
+        exact, eager = (
+            ops.paged_attention(*(x.to(dtype) for x in (inputs.q[b], q_rope[b], v, k)), *args, impl="reference")
+            for dtype in (torch.float64, torch.bfloat16)
+        )
         errors.append(check(f"GVA {shape} sequence {b}", out[b], exact, eager))
     timing = time_calls([lambda table=table: call(table) for table in inputs.tables])
     planning = time_calls([lambda: plan.update(inputs.lens)])

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 
-from gva.ops import packed_row_bytes, packed_views, reference
+from gva.ops import packed_row_bytes, packed_views, paged_attention, reference
 
 HUGE_PAGE = 2_147_480_000
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
@@ -83,25 +83,29 @@ def make_case(
         cu.to(device), max(queries), (d_h + d_r) ** -0.5, scales)  # fmt: skip
 
 
+def eager(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
+    """The reference in the dtype of the queries: output and LSE."""
+    return paged_attention(*case.args, value_scales=case.value_scales, impl="reference", return_lse=True)
+
+
 def oracle(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
     """The reference in float64 on the same rounded inputs (fp8: on the dequantised cache)."""
-    values = case.value_pages
-    if values.dtype == torch.float8_e4m3fn:
-        values = values.double() * case.value_scales.double()[..., None]
-    return reference.paged_attention(
-        case.q_absorbed.double(), case.q_rope.double(), values.double(), case.rope_pages.double(), case.block_table,
-        case.seq_lens, case.cu_seqlens_q, case.max_seqlen_q, case.scale)  # fmt: skip
+    values = case.value_pages.double()
+    if case.value_scales is not None:
+        values = values * case.value_scales.double()[..., None]
+    exact = {"q_absorbed": case.q_absorbed.double(), "q_rope": case.q_rope.double(), "value_pages": values}
+    return eager(replace(case, **exact, rope_pages=case.rope_pages.double(), value_scales=None))
 
 
 def assert_close(out: torch.Tensor, lse: torch.Tensor | None, case: Case) -> None:
     """Max error against float64 at most twice eager's in the same dtype and form, plus 2 eps of the largest value."""
     exact, exact_lse = oracle(case)
-    eager, eager_lse = reference.paged_attention(*case.args, case.value_scales)
+    rounded, rounded_lse = eager(case)
     eps = torch.finfo(case.q_absorbed.dtype).eps
-    names = [("out", out, exact, eager, eps)]
+    names = [("out", out, exact, rounded, eps)]
     if lse is not None:
         assert lse.dtype == torch.float32
-        names.append(("lse", lse, exact_lse, eager_lse, eps))
+        names.append(("lse", lse, exact_lse, rounded_lse, eps))
     for name, got, want, yardstick, eps in names:
         finite = torch.isfinite(want)
         assert torch.equal(torch.isneginf(got), torch.isneginf(want)), f"{name}: -inf pattern differs"

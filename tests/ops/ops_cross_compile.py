@@ -18,6 +18,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from gva.ops.call import Shape
 from gva.ops.config import choose_triton, power_of_two
 from gva.ops.triton import absorb, append, decode, expand, loss
 
@@ -29,7 +30,7 @@ G, R, D_H, D_R, PAGE = 4, 4, 64, 16, 64
 
 def decode_constants(S=1, dtype=torch.bfloat16, fp8=False, fixed=0):
     value_dtype = torch.float8_e4m3fn if fp8 else dtype
-    config = choose_triton(dtype, value_dtype, G, R, D_H, PAGE, S, 8, True)
+    config = choose_triton(Shape(8, G * R, G, D_H, D_R, PAGE, dtype, value_dtype, S), True)
     unit = 4 if dtype == torch.float32 else 8
     constants = {
         "stride_vt": G * D_H // (2 if fp8 else 1),

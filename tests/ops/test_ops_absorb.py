@@ -4,7 +4,7 @@ import pytest
 import torch
 from ops_cases import needs_triton
 
-from gva.ops.absorb import absorb_tokens
+from gva.ops.dispatch import absorb
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [needs_triton, *([pytest.mark.gpu] if DEVICE == "cuda" else [])]
@@ -19,8 +19,8 @@ def test_matches_float64(N, H, d_h, d_n, d_r, dtype):
     generator = torch.Generator().manual_seed(N)
     rows = torch.randn(2 * N, H, d_n + d_r + 8, generator=generator).to(DEVICE, dtype)
     q, maps = rows[::2, :, : d_n + d_r], torch.randn(H, d_n, d_h, generator=generator).to(DEVICE, dtype) * d_h**-0.5
-    got, eager = (absorb_tokens(q, maps, impl=impl) for impl in ("triton", "reference"))
-    exact = absorb_tokens(q.double(), maps.double(), impl="reference")
+    got, eager = (absorb(q, maps, impl=impl) for impl in ("triton", "reference"))
+    exact = absorb(q.double(), maps.double(), impl="reference")
     assert got.is_contiguous()
     assert got.shape == (N, H, d_h)
     bound = 2 * (eager.double() - exact).abs().max() + 2 * torch.finfo(dtype).eps * exact.abs().max()
@@ -29,4 +29,4 @@ def test_matches_float64(N, H, d_h, d_n, d_r, dtype):
 
 def test_no_tokens():
     q, maps = torch.zeros(0, 2, 32, device=DEVICE), torch.zeros(2, 16, 48, device=DEVICE)
-    assert absorb_tokens(q, maps, impl="triton").shape == (0, 2, 48)
+    assert absorb(q, maps, impl="triton").shape == (0, 2, 48)

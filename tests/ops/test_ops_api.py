@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from ops_cases import make_case
+from ops_cases import make_case, needs_triton
 
 from gva import ops
 
@@ -101,9 +101,21 @@ def test_importing_loads_torch_alone():
 
 def test_compiles_as_one_graph():
     case = make_case([9, 20], poison=False)
+    assert_compiles(case, lambda *q: ops.paged_attention(*q, *case.args[2:], impl="reference", return_lse=True))
 
+
+@needs_triton
+@pytest.mark.skipif(torch.cuda.is_available(), reason="test_ops_gpu.py compiles it there")
+def test_compiles_under_a_plan():
+    case = make_case([9, 20], poison=False)
+    plan = ops.plan_decode(case.seq_lens, H=16, G=4, d_h=64, d_r=16, page=16, dtype=torch.bfloat16)
+    rest = (*case.args[2:6], None, 1, case.scale)
+    assert_compiles(case, lambda *q: ops.paged_attention(*q, *rest, impl="triton", plan=plan, return_lse=True))
+
+
+def assert_compiles(case, attend):
     def step(q_absorbed, q_rope):
-        out, lse = ops.paged_attention(q_absorbed, q_rope, *case.args[2:], impl="reference", return_lse=True)
+        out, lse = attend(q_absorbed, q_rope)
         return out * 2, lse
 
     want = step(case.q_absorbed, case.q_rope)
@@ -117,6 +129,6 @@ def test_ops_keep_their_promises_to_torch():
     out, lse = torch.zeros_like(case.q_absorbed), torch.zeros(2, 16)
     torch.library.opcheck(
         torch.ops.gva.paged_attention.default,
-        (*case.args, None, "reference", None, None, None, [], 0, out, lse),
+        (*case.args[:4], None, *case.args[4:], out, lse, [], 0, None, None, None, "reference"),
         test_utils=("test_schema", "test_faketensor"),
     )

@@ -60,7 +60,7 @@ def run(case, *, tile=16, warps=1, stages=3, per_sm=1, uniform=False, **options)
     page, G = case.value_pages.shape[1:3]
     rows = -(-case.max_seqlen_q * (H // G) // 8) * 8
     cu = None if uniform else case.cu_seqlens_q
-    config = Config(tile, G, rows, case.max_seqlen_q, warps, stages, per_sm, per_sm, 1).ints()
+    config = Config(tile, G, rows, case.max_seqlen_q, warps, stages, per_sm, per_sm, 1)
     plan = ops.plan_decode(
         case.seq_lens, H=H, G=G, d_h=d_h, d_r=case.q_rope.shape[2], page=page, dtype=case.q_absorbed.dtype,
         value_dtype=case.value_pages.dtype, max_seqlen_q=case.max_seqlen_q, cu_seqlens_q=cu, config=config,
@@ -181,7 +181,7 @@ def test_rows_with_gaps_are_refused(monkeypatch):
 def test_the_first_call_of_a_thread():
     case = make_case([33, 70], **SMALL, page=64, device=DEVICE)
     page, G, d_h = case.value_pages.shape[1:]
-    config = Config(16, G, 8, 1, 1, 3, 1, 1, 1).ints()
+    config = Config(16, G, 8, 1, 1, 3, 1, 1, 1)
     plan = ops.plan_decode(case.seq_lens, H=4, G=G, d_h=d_h, d_r=8, page=page, dtype=torch.bfloat16, config=config)
     out = torch.empty_like(case.q_absorbed)
 

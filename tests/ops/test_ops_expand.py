@@ -5,7 +5,7 @@ import torch
 from ops_cases import needs_triton
 
 from gva import ops
-from gva.ops.expand import expand_tokens
+from gva.ops import dispatch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [needs_triton, *([pytest.mark.gpu] if DEVICE == "cuda" else [])]
@@ -42,9 +42,9 @@ def test_tokens_in_pages(dtype):
     values, k_rope, maps = draw(7, 16, 2, 3, 32, 16, 16, dtype)  # seven pages of 16 tokens
     values, k_rope = values[::2], k_rope[::2]
     slots = torch.randperm(4 * 16, generator=torch.Generator().manual_seed(0))[:33].to(DEVICE)
-    got = expand_tokens(values, k_rope, maps, slots, impl="triton")
-    read = expand_tokens(values, k_rope, maps, slots, impl="reference")
-    wanted = expand_tokens(values.flatten(0, 1)[slots], k_rope.flatten(0, 1)[slots], maps, impl="triton")
+    got = dispatch.expand(values, k_rope, maps, slots, impl="triton")
+    read = dispatch.expand(values, k_rope, maps, slots, impl="reference")
+    wanted = dispatch.expand(values.flatten(0, 1)[slots], k_rope.flatten(0, 1)[slots], maps, impl="triton")
     for ours, reference, in_order in zip(got, read, wanted, strict=True):
         assert torch.equal(ours, in_order)
         torch.testing.assert_close(ours, reference)

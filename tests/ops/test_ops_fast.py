@@ -31,6 +31,14 @@ def test_attending_under_a_plan(S, fp8):
     assert torch.equal(out, want)
 
 
+@pytest.mark.parametrize("S", [1, 3])
+def test_attending_without_a_plan(S):
+    case = make_case([37, 0, 130, 3], queries=S, layout="row", device=DEVICE)
+    pages, out = ops.Pages(case.value_pages, case.rope_pages), torch.empty_like(case.q_absorbed)
+    fast.attend(None, case.q_absorbed, case.q_rope, pages, case.block_table, case.seq_lens, case.scale, out)
+    assert torch.equal(out, ops.paged_attention(*case.args[:6], None, S, case.scale))
+
+
 @pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
 def test_appending(fp8):
     G, d_h, d_r = 3, 32, 8

@@ -15,9 +15,11 @@ SHAPE = {"H": 4, "G": 2, "d_h": 64, "d_r": 16, "page": 64, "dtype": torch.bfloat
 
 def shares_of(plan, B):
     """(line length, shares in use, entries [unit, tile, tiles, length], first tile of each unit on the line)."""
+    from gva.ops import schedule
     from gva.ops.triton import decode
 
-    header, entry = decode.HEADER.value, decode.ENTRY.value
+    header, entry = schedule.HEADER, schedule.ENTRY
+    assert (header, entry) == (decode.HEADER.value, decode.ENTRY.value)
     schedule = plan.schedule.tolist()
     total, active = schedule[:2]
     entries = [schedule[header + i * entry :][:entry] for i in range(plan.part_lse.shape[0] // 2)]
@@ -29,7 +31,7 @@ def shares_of(plan, B):
 def test_every_tile_once(lens):
     seq_lens = torch.tensor(lens, dtype=torch.int32, device=DEVICE)
     plan = ops.plan_decode(seq_lens, **SHAPE)
-    tile = plan.config[0]
+    tile = plan.config.tile
     total, active, entries, starts = shares_of(plan, len(lens))
     tiles = [-(-n // tile) for n in lens]
     visited = []

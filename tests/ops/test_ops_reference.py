@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from ops_cases import assert_close, make_case, oracle
+from ops_cases import assert_close, eager, make_case, oracle
 
 from gva import ops
 from gva.ops import reference
@@ -38,7 +38,7 @@ def slow(case):
 @pytest.mark.parametrize("queries", [1, 3, [2, 1, 0, 4, 1]], ids=["one", "three", "ragged"])
 def test_matches_the_definition(queries):
     case = make_case([7, 0, 12, 2, 33], queries=queries, G=2, R=3, d_h=8, d_r=4, page=4, dtype=torch.float64)
-    out, lse = reference.paged_attention(*case.args)
+    out, lse = eager(case)
     want, want_lse = slow(case)
     torch.testing.assert_close(out, want, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(lse, want_lse, rtol=1e-12, atol=1e-12)
@@ -59,7 +59,7 @@ def test_absorbed_is_expanded():
     M = torch.randn(G * R, d_h, d_n, dtype=torch.float64)
     q_nope = torch.randn(2, G * R, d_n, dtype=torch.float64)
     case.q_absorbed = torch.einsum("nhe,hde->nhd", q_nope, M)
-    out, _ = reference.paged_attention(*case.args)
+    out, _ = eager(case)
     for b, length in enumerate([9, 20]):
         pages = case.block_table[b, : -(-length // 4)].long()
         v = case.value_pages[pages].flatten(0, 1)[:length].repeat_interleave(R, 1)

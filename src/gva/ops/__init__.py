@@ -1,13 +1,15 @@
 """Functions on tensors for Grouped Value Attention in the absorbed form, over a paged cache.
 
-`reference` runs anywhere in any dtype; `triton` needs a GPU (or Triton's interpreter). Importing this loads torch
-alone. Symbols: B sequences, T cached tokens, S new tokens per sequence, H query heads, G value groups, R = H/G,
-d_h value width, d_r positional width, `page` tokens per page.
+`api` checks, `library` is the node that torch.compile sees, `dispatch` chooses between `reference`, which runs anywhere
+in any dtype, `triton`, which needs a GPU (or Triton's interpreter), and `cuda`, for Hopper; `fast` is a door past the
+first two. Importing this loads torch alone.
+
+Symbols: B sequences, T cached tokens, S new tokens per sequence, H query heads, G value groups, R = H/G, d_h value
+width, d_r positional width, `page` tokens per page.
 """
 
-from .api import append, merge_states, paged_attention, paged_decode
+from .api import append, expand, merge_states, paged_attention, paged_decode
 from .call import Pages
-from .expand import expand
 from .layout import packed_row_bytes, packed_views, row_views, row_width
 from .loss import linear_cross_entropy
 from .plan import DecodePlan, plan_decode

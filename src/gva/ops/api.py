@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import torch
 
-from . import reference
+from . import library, reference
 from .backend import FP8
-from .library import _library  # noqa: F401  (registers torch.ops.gva)
+from .call import Batch, Call, Pages, Rotation, Shape
 from .plan import DecodePlan
 
 MAX_DECODE_QUERIES = 16
@@ -42,21 +42,55 @@ def _check(name: str, tensor: torch.Tensor, shape: tuple, dtypes: tuple, device:
         raise ValueError(f"{name}: on {tensor.device}, the queries are on {device}")
 
 
-def _check_cache(value_pages, rope_pages, value_scales, G, d_h, d_r, dtype, device) -> None:
-    fp8 = value_pages.dtype == FP8
-    page = value_pages.shape[1]
-    _check("value_pages", value_pages, ("P", page, G, d_h), (dtype, FP8), device)
+def _check_pages(pages: Pages, G: int, d_h: int, d_r: int, dtype: torch.dtype, device: torch.device) -> None:
+    values, k_rope, scales = pages
+    fp8 = values.dtype == FP8
+    P, page = values.shape[:2]
+    _check("value_pages", values, (P, page, G, d_h), (dtype, FP8), device)
     rope_dtype = torch.bfloat16 if fp8 and dtype != torch.float64 else dtype
-    _check("rope_pages", rope_pages, (value_pages.shape[0], page, d_r), (rope_dtype,), device)
-    for name, tensor in (("value_pages", value_pages), ("rope_pages", rope_pages)):
-        if tensor.stride(-1) != 1:
-            raise ValueError(f"{name}: last stride is {tensor.stride(-1)}, the last dimension must be contiguous")
-    if fp8 != (value_scales is not None):
+    _check("rope_pages", k_rope, (P, page, d_r), (rope_dtype,), device)
+    for name, tensor in (("value_pages", values), ("rope_pages", k_rope)):
+        _check_adjacent(name, tensor)
+    if fp8 != (scales is not None):
         raise ValueError(f"value_scales: {'needed with' if fp8 else 'only for'} float8_e4m3fn value_pages")
-    if fp8 and (d_h % 2 or any(stride % 2 for stride in value_pages.stride()[:3])):
-        raise ValueError(f"value_pages: d_h={d_h}, strides {value_pages.stride()}: fp8 needs even ones")
-    if value_scales is not None:
-        _check("value_scales", value_scales, (value_pages.shape[0], page, G), (torch.float32,), device)
+    if fp8 and (d_h % 2 or any(stride % 2 for stride in values.stride()[:3])):
+        raise ValueError(f"value_pages: d_h={d_h}, strides {values.stride()}: fp8 needs even ones")
+    if scales is not None:
+        _check("value_scales", scales, (P, page, G), (torch.float32,), device)
+
+
+def _check_adjacent(name: str, tensor: torch.Tensor) -> None:
+    if tensor.stride(-1) != 1:
+        raise ValueError(f"{name}: last stride is {tensor.stride(-1)}, the last dimension must be contiguous")
+
+
+def _adjacent(tensor: torch.Tensor) -> torch.Tensor:
+    """With its last dimension contiguous, as kernels read it."""
+    return tensor if tensor.dim() == 0 or tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def _check_call(call: Call) -> None:
+    (N, H, d_h), device, dtype = call.q_absorbed.shape, call.q_absorbed.device, call.q_absorbed.dtype
+    block_table, seq_lens, cu_seqlens_q, max_seqlen_q = call.batch
+    G, d_r, B = call.pages.values.shape[2], call.q_rope.shape[-1], block_table.shape[0]
+    if G == 0 or H % G:
+        raise ValueError(f"q_absorbed: H={H} heads are not a multiple of the G={G} groups of value_pages")
+    if not call.scale > 0:
+        raise ValueError(f"scale={call.scale}: must be positive")
+    if max_seqlen_q < 1:
+        raise ValueError(f"max_seqlen_q={max_seqlen_q}: must be at least 1")
+    _check("q_rope", call.q_rope, (N, H, d_r), (dtype,), device)
+    _check_pages(call.pages, G, d_h, d_r, dtype, device)
+    _check("block_table", block_table, (B, "max_pages"), (torch.int32,), device)
+    _check("seq_lens", seq_lens, (B,), (torch.int32,), device)
+    if cu_seqlens_q is not None:
+        _check("cu_seqlens_q", cu_seqlens_q, (B + 1,), (torch.int32,), device)
+    elif B * max_seqlen_q != N:
+        raise ValueError(f"cu_seqlens_q=None: needs N = B * max_seqlen_q = {B * max_seqlen_q} queries, got {N}")
+    if torch.is_grad_enabled() and (call.q_absorbed.requires_grad or call.q_rope.requires_grad):
+        raise RuntimeError("q_absorbed: requires grad, and this op has no backward; call it under torch.no_grad()")
+    _check("out", call.out, (N, H, d_h), (dtype,), device)
+    _check_adjacent("out", call.out)
 
 
 def paged_attention(
@@ -99,74 +133,21 @@ def paged_attention(
             f"q_absorbed, value_pages: got {q_absorbed.dim()} and {value_pages.dim()} dimensions, need "
             "[N, H, d_h] and [P, page, G, d_h]"
         )
-    N, H, d_h = q_absorbed.shape
-    G, page, d_r, B = value_pages.shape[2], value_pages.shape[1], q_rope.shape[-1], block_table.shape[0]
-    device, dtype = q_absorbed.device, q_absorbed.dtype
-    if G == 0 or H % G:
-        raise ValueError(f"q_absorbed: H={H} heads are not a multiple of the G={G} groups of value_pages")
-    if not scale > 0:
-        raise ValueError(f"scale={scale}: must be positive")
-    if max_seqlen_q < 1:
-        raise ValueError(f"max_seqlen_q={max_seqlen_q}: must be at least 1")
-    _check("q_rope", q_rope, (N, H, d_r), (dtype,), device)
-    _check_cache(value_pages, rope_pages, value_scales, G, d_h, d_r, dtype, device)
-    _check("block_table", block_table, (B, "max_pages"), (torch.int32,), device)
-    _check("seq_lens", seq_lens, (B,), (torch.int32,), device)
-    if cu_seqlens_q is not None:
-        _check("cu_seqlens_q", cu_seqlens_q, (B + 1,), (torch.int32,), device)
-    elif B * max_seqlen_q != N:
-        raise ValueError(f"cu_seqlens_q=None: needs N = B * max_seqlen_q = {B * max_seqlen_q} queries, got {N}")
-    if torch.is_grad_enabled() and (q_absorbed.requires_grad or q_rope.requires_grad):
-        raise RuntimeError("q_absorbed: requires grad, and this op has no backward; call it under torch.no_grad()")
-    if plan is not None:
-        plan.check(
-            B=B,
-            H=H,
-            G=G,
-            d_h=d_h,
-            d_r=d_r,
-            page=page,
-            dtype=dtype,
-            value_dtype=value_pages.dtype,
-            max_seqlen_q=max_seqlen_q,
-        )
-        if plan.uniform != (cu_seqlens_q is None):
-            raise ValueError("plan: made for uniform query counts exactly if cu_seqlens_q is None")
-    if q_absorbed.stride(-1) != 1:
-        q_absorbed = q_absorbed.contiguous()
-    if q_rope.stride(-1) != 1:
-        q_rope = q_rope.contiguous()
-    if block_table.stride(-1) != 1:
-        block_table = block_table.contiguous()
-    seq_lens, cu_seqlens_q = seq_lens.contiguous(), None if cu_seqlens_q is None else cu_seqlens_q.contiguous()
+    dtype, device = q_absorbed.dtype, q_absorbed.device
     if out is None:
-        out = torch.empty((N, H, d_h), dtype=dtype, device=device)
-    else:
-        _check("out", out, (N, H, d_h), (dtype,), device)
-        if out.stride(-1) != 1:
-            raise ValueError(f"out: last stride is {out.stride(-1)}, the last dimension must be contiguous")
-    lse_dtype = torch.float64 if dtype == torch.float64 else torch.float32
-    lse = torch.empty((N, H), dtype=lse_dtype, device=device) if return_lse else None
-    torch.ops.gva.paged_attention(
-        q_absorbed,
-        q_rope,
-        value_pages,
-        rope_pages,
-        block_table,
-        seq_lens,
-        cu_seqlens_q,
-        max_seqlen_q,
-        scale,
-        value_scales,
-        impl or "",
-        plan.schedule if plan else None,
-        plan.part_out if plan else None,
-        plan.part_lse if plan else None,
-        plan.config if plan else [],
-        plan.split_tiles if plan else 0,
-        out,
-        lse,
-    )
+        out = torch.empty(q_absorbed.shape, dtype=dtype, device=device)
+    lse = None
+    if return_lse:
+        lse_dtype = torch.float64 if dtype == torch.float64 else torch.float32
+        lse = torch.empty(q_absorbed.shape[:2], dtype=lse_dtype, device=device)
+    starts = None if cu_seqlens_q is None else cu_seqlens_q.contiguous()
+    batch = Batch(_adjacent(block_table), seq_lens.contiguous(), starts, max_seqlen_q)
+    pages = Pages(value_pages, rope_pages, value_scales)
+    call = Call(_adjacent(q_absorbed), _adjacent(q_rope), pages, batch, scale, out, lse)
+    _check_call(call)
+    if plan is not None:
+        plan.check(Shape.of(call), cu_seqlens_q is None)
+    library.attend(call, plan, impl)
     return out if lse is None else (out, lse)
 
 
@@ -236,12 +217,12 @@ def append(
             f"values, value_pages: got {values.dim()} and {value_pages.dim()} dimensions, need "
             "[N, G, d_h] and [P, page, G, d_h]"
         )
-    N, G, d_h = values.shape
-    d_r, device, dtype = k_rope.shape[-1], values.device, values.dtype
+    (N, G, d_h), device, dtype, d_r = values.shape, values.device, values.dtype, k_rope.shape[-1]
+    pages, rotation = Pages(value_pages, rope_pages, value_scales), None
     if d_r % 2:
         raise ValueError(f"k_rope: d_r={d_r}, must be even")
     _check("k_rope", k_rope, (N, d_r), (dtype,), device)
-    _check_cache(value_pages, rope_pages, value_scales, G, d_h, d_r, dtype, device)
+    _check_pages(pages, G, d_h, d_r, dtype, device)
     _check("slots", slots, (N,), (torch.int32, torch.int64), device)
     given = [name for name, t in (("positions", positions), ("cos", cos), ("sin", sin)) if t is not None]
     if len(given) not in (0, 3):
@@ -252,9 +233,27 @@ def append(
         _check("sin", sin, (cos.shape[0], d_r // 2), (cos.dtype,), device)
         if cos.stride() != sin.stride() or cos.stride(1) != 1:
             raise ValueError(f"cos, sin: strides {cos.stride()}, {sin.stride()}; must agree, last dimension contiguous")
-    values = values if values.stride(-1) == 1 else values.contiguous()
-    k_rope = k_rope if k_rope.stride(-1) == 1 else k_rope.contiguous()
-    torch.ops.gva.append(values, k_rope, value_pages, rope_pages, slots, positions, cos, sin, value_scales, impl or "")
+        rotation = Rotation(positions, cos, sin)
+    library.append(_adjacent(values), _adjacent(k_rope), pages, slots, rotation, impl)
+
+
+def expand(
+    values: torch.Tensor, k_rope: torch.Tensor, maps: torch.Tensor, *, impl: str | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The expanded form's keys [B, T, H, d_n + d_r] and values [B, T, H, d_h], one of each per head, for kernels that
+    want as many of one as of the other; contiguous, no gradient.
+
+    values  [B, T, G, d_h]   any strides over B*T and G, last dimension contiguous
+    k_rope  [B, T, d_r]      rotated, shared by all heads
+    maps    [H, d_n, d_h]    M_h^T: the content key of head h is v_g(h) M_h
+    """
+    (G, d_h), H = values.shape[2:], maps.shape[0]
+    if maps.shape[2] != d_h or H % G or k_rope.shape[:2] != values.shape[:2]:
+        raise ValueError(
+            f"values {tuple(values.shape)}, k_rope {tuple(k_rope.shape)}, maps {tuple(maps.shape)}: "
+            "need [B, T, G, d_h], [B, T, d_r] and [H, d_n, d_h] with H a multiple of G"
+        )
+    return library.expand(values, k_rope, maps, impl)
 
 
 def merge_states(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
 from .backend import FP8, missing_hopper
-from .layout import packed_row_bytes
+from .call import Shape
+from .layout import row_bytes
 
 
 def power_of_two(n: int) -> int:
@@ -27,8 +27,7 @@ def choose_layout(batch: int) -> Literal["rows", "separate"]:
     return "separate" if batch == 1 else "rows"
 
 
-@dataclass(frozen=True)
-class Config:
+class Config(NamedTuple):
     """One way to run the decode kernel; `triton/decode.py` explains the words."""
 
     tile: int  # cached tokens per turn of the loop
@@ -41,56 +40,39 @@ class Config:
     burst_per_sm: int  # as many instead, where each then reads a single tile
     hopper: int = 0  # 1: the reading kernel is cuda/decode.cu; `groups` are then all of them, shared by the warps
 
-    def ints(self) -> list[int]:
-        """For the schema of the torch op, which knows ints and no dataclasses."""
-        return [
-            self.tile,
-            self.groups,
-            self.rows,
-            self.queries,
-            self.warps,
-            self.stages,
-            self.per_sm,
-            self.burst_per_sm,
-            self.hopper,
-        ]
-
     @property
     def impl(self) -> str:
         return "cuda" if self.hopper else "triton"
 
 
-def lay_out_rows(G: int, R: int, d_h: int, max_seqlen_q: int, max_rows: int, max_width: int) -> tuple[int, int, int]:
+def lay_out_rows(shape: Shape, max_rows: int, max_width: int) -> tuple[int, int, int]:
     """(groups, rows, queries) of a program.
 
     The tensor cores take 16 rows at least. Where R * S leaves room, groups up to `max_width` columns in all share a
     program (see decode.py).
     """
-    need = power_of_two(R * max_seqlen_q)
+    need = power_of_two(shape.R * shape.max_seqlen_q)
     if need <= 16:
-        groups = max(1, min(16 // need, max_width // power_of_two(d_h), power_of_two(G)))
-        return groups, 16 // groups, max_seqlen_q
-    rows = min(need, max(max_rows, power_of_two(R)))
-    return 1, rows, min(max_seqlen_q, rows // R)
+        groups = max(1, min(16 // need, max_width // power_of_two(shape.d_h), power_of_two(shape.G)))
+        return groups, 16 // groups, shape.max_seqlen_q
+    rows = min(need, max(max_rows, power_of_two(shape.R)))
+    return 1, rows, min(shape.max_seqlen_q, rows // shape.R)
 
 
 @functools.lru_cache(maxsize=256)
-def choose_triton(
-    dtype: torch.dtype, value_dtype: torch.dtype, G: int, R: int, d_h: int, page: int, max_seqlen_q: int, B: int,
-    aligned: bool,
-) -> Config:  # fmt: skip
+def choose_triton(shape: Shape, aligned: bool) -> Config:
     """The configuration of a shape, tuned on an H200. `aligned`: tokens are a multiple of 128 bytes apart.
 
     Of the batch it depends on `max_seqlen_q`, and the number of programs on B; the order of arithmetic does not
     depend on B, which fixed splits rely on.
     """
-    fp8, full = value_dtype == FP8, dtype == torch.float32
-    max_rows, max_width = (16 if full and d_h > 128 else 64), 64
+    B, page, fp8, full = shape.B, shape.page, shape.value_dtype == FP8, shape.dtype == torch.float32
+    max_rows, max_width = (16 if full and shape.d_h > 128 else 64), 64
     if not full and not fp8:
         # Rows that straddle cache lines are better read whole, by one program; so are the tiles of small pages.
         max_width = 256 if not aligned else 128 if 16 <= page < 64 else 64
-    groups, rows, queries = lay_out_rows(G, R, d_h, max_seqlen_q, max_rows, max_width)
-    width, height = groups * power_of_two(d_h), groups * rows
+    groups, rows, queries = lay_out_rows(shape, max_rows, max_width)
+    width, height = groups * power_of_two(shape.d_h), groups * rows
     burst = 0
     if full:  # no tensor cores at full precision: correctness, not speed
         # With more than 64 numbers of the output to a thread the compiler spills them, and takes six times as long.
@@ -122,11 +104,6 @@ TILE_BYTES = 72 << 10  # at most
 MAX_HOPPER_WARPS = 16
 
 
-def row_bytes(value_dtype: torch.dtype, G: int, d_h: int, d_r: int) -> int:
-    """Bytes of a token whose values, k_rope and scales lie in one row."""
-    return packed_row_bytes(G, d_h, d_r) if value_dtype == FP8 else (G * d_h + d_r) * value_dtype.itemsize
-
-
 def copies(tile: int, row: int, page: int) -> tuple[int, int]:
     """Tokens of one page that one copy takes, and the bytes left free after them in shared memory.
 
@@ -141,23 +118,14 @@ def copies(tile: int, row: int, page: int) -> tuple[int, int]:
 
 
 @functools.lru_cache(maxsize=256)
-def choose_hopper(
-    dtype: torch.dtype,
-    value_dtype: torch.dtype,
-    G: int,
-    R: int,
-    d_h: int,
-    d_r: int,
-    page: int,
-    max_seqlen_q: int,
-    B: int,
-) -> Config | None:
+def choose_hopper(shape: Shape) -> Config | None:
     """The same for cuda/decode.cu and tokens in rows, tuned on an H200; None where it has no form for the shape."""
+    B, _, G, d_h, d_r, page, dtype, value_dtype, max_seqlen_q = shape
     fp8, row = value_dtype == FP8, row_bytes(value_dtype, G, d_h, d_r)
     size, halves = (1, (torch.bfloat16,)) if fp8 else (2, (torch.bfloat16, torch.float16))
     if dtype not in halves or d_h % 16 or d_h * size % 32 or d_r % 8 or row % 16 or G > MAX_HOPPER_WARPS:
         return None
-    columns = -(-max_seqlen_q * R // 8)
+    columns = -(-max_seqlen_q * shape.R // 8)
     if columns > 2 or columns * d_h > 256:  # the queries and the output of a group are held in registers, by one warp
         return None
     few = columns > 1 or B == 1  # large tiles cost registers, and leave nothing for other multiprocessors to do
@@ -173,27 +141,21 @@ def choose_hopper(
     return Config(tile, G, columns * 8, max_seqlen_q, G, stages, per_sm, per_sm, 1) if stages >= 2 else None
 
 
-def pick(
-    impl: str | None, device: torch.device, dtype: torch.dtype, value_dtype: torch.dtype, *,
-    G: int, R: int, d_h: int, d_r: int, page: int, max_seqlen_q: int, B: int, row_stride: int, in_rows: bool,
-) -> Config:  # fmt: skip
+def pick(impl: str | None, device: torch.device, shape: Shape, row_stride: int, in_rows: bool) -> Config:
     """The kernel and its configuration. `impl` None: the Hopper one where it can run and was measured to be faster.
 
     row_stride    elements from one token to the next
     in_rows       whether k_rope and scales of a token lie right behind its values
     """
     if impl != "triton":
-        hopper = choose_hopper(dtype, value_dtype, G, R, d_h, d_r, page, max_seqlen_q, B) if in_rows else None
-        lacking = missing_hopper(device)
+        hopper, lacking = choose_hopper(shape) if in_rows else None, missing_hopper(device)
         # One long sequence of wide rows: Triton's programs read single groups, and there are more of them.
-        wanted = impl == "cuda" or B > 1 or row_bytes(value_dtype, G, d_h, d_r) <= 1024
-        if hopper is not None and lacking is None and wanted:
+        narrow = row_bytes(shape.value_dtype, shape.G, shape.d_h, shape.d_r) <= 1024
+        if hopper is not None and lacking is None and (impl == "cuda" or shape.B > 1 or narrow):
             return hopper
         if impl == "cuda":
             raise RuntimeError(
                 f"impl='cuda' needs {lacking or 'a shape and rows that it can read (gva.ops.config.choose_hopper)'}; "
                 "impl='triton' and impl='reference' know more"
             )
-    return choose_triton(
-        dtype, value_dtype, G, R, d_h, page, max_seqlen_q, B, row_stride * value_dtype.itemsize % 128 == 0
-    )
+    return choose_triton(shape, row_stride * shape.value_dtype.itemsize % 128 == 0)

@@ -5,135 +5,73 @@ The implementation is selected inside, where the device is known and nothing is 
 Plain `define`/`impl` rather than `custom_op`: the latter costs several microseconds more per call.
 """
 
-import torch
+from __future__ import annotations
 
-from . import reference
-from .backend import select
+import torch
+from torch import Tensor
+
+from . import dispatch
+from .call import Batch, Call, Pages, Rotation
+from .config import Config
+from .schedule import Work
 
 _library = torch.library.Library("gva", "DEF")
 
 _library.define(
-    "paged_attention(Tensor q_absorbed, Tensor q_rope, Tensor value_pages, Tensor rope_pages, Tensor block_table,"
-    " Tensor seq_lens, Tensor? cu_seqlens_q, int max_seqlen_q, float scale, Tensor? value_scales, str impl,"
-    " Tensor? schedule, Tensor(a!)? part_out, Tensor(b!)? part_lse, int[] config, int split_tiles,"
-    " Tensor(c!) out, Tensor(d!)? lse) -> ()"
+    "paged_attention(Tensor q_absorbed, Tensor q_rope, Tensor values, Tensor k_rope, Tensor? scales,"
+    " Tensor block_table, Tensor seq_lens, Tensor? cu_seqlens_q, int max_seqlen_q, float scale, Tensor(a!) out,"
+    " Tensor(b!)? lse, int[] config, int split_tiles, Tensor? schedule, Tensor(c!)? part_out, Tensor(d!)? part_lse,"
+    " str impl) -> ()"
 )
 _library.define(
-    "append(Tensor values, Tensor k_rope, Tensor(a!) value_pages, Tensor(b!) rope_pages, Tensor slots,"
-    " Tensor? positions, Tensor? cos, Tensor? sin, Tensor(c!)? value_scales, str impl) -> ()"
+    "append(Tensor state, Tensor k_rope, Tensor(a!) value_pages, Tensor(b!) rope_pages, Tensor(c!)? scales,"
+    " Tensor slots, Tensor? positions, Tensor? cos, Tensor? sin, str impl) -> ()"
 )
+_library.define("expand(Tensor values, Tensor k_rope, Tensor maps, str impl) -> (Tensor, Tensor)")
 
 
-def _paged_attention(
-    q_absorbed,
-    q_rope,
-    value_pages,
-    rope_pages,
-    block_table,
-    seq_lens,
-    cu_seqlens_q,
-    max_seqlen_q,
-    scale,
-    value_scales,
-    impl,
-    schedule,
-    part_out,
-    part_lse,
-    config,
-    split_tiles,
-    out,
-    lse,
-):
-    named, impl = bool(impl), select(impl or None, q_absorbed.device, q_absorbed.dtype, value_pages.dtype)
-    if impl == "reference":
-        starts = cu_seqlens_q
-        if starts is None:
-            starts = torch.arange(len(seq_lens) + 1, dtype=torch.int32, device=seq_lens.device) * max_seqlen_q
-        result, result_lse = reference.paged_attention(
-            q_absorbed,
-            q_rope,
-            value_pages,
-            rope_pages,
-            block_table,
-            seq_lens,
-            starts,
-            max_seqlen_q,
-            scale,
-            value_scales,
-        )
-        out.copy_(result)
-        if lse is not None:
-            lse.copy_(result_lse)
-        return
-    from .config import Config, pick
-    from .cuda.launch import misfit
-    from .triton import launch
-
-    _, H, d_h = q_absorbed.shape
-    G = value_pages.shape[2]
-    if schedule is not None:
-        config, workspace = Config(*config), launch.Workspace(schedule, part_out, part_lse)
-        if named and impl != config.impl:
-            raise ValueError(f"plan: made for impl={config.impl!r}, called with impl={impl!r}")
-        lacking = misfit(value_pages, rope_pages, value_scales) if config.hopper else None
-        if lacking is not None:
-            raise ValueError(f"plan: made for a kernel that needs {lacking}")
-    else:
-        config = pick(
-            impl if named else None,
-            q_absorbed.device,
-            q_absorbed.dtype,
-            value_pages.dtype,
-            G=G,
-            R=H // G,
-            d_h=d_h,
-            d_r=q_rope.shape[2],
-            page=value_pages.shape[1],
-            max_seqlen_q=max_seqlen_q,
-            B=len(seq_lens),
-            row_stride=value_pages.stride(1),
-            in_rows=misfit(value_pages, rope_pages, value_scales) is None,
-        )
-        workspace = launch.allocate(
-            config,
-            q_absorbed.device,
-            B=len(seq_lens),
-            G=G,
-            R=H // G,
-            d_h=d_h,
-            max_seqlen_q=max_seqlen_q,
-            split_tiles=0,
-            max_tokens=0,
-        )
-        launch.fill_schedule(config, workspace, seq_lens, cu_seqlens_q, max_seqlen_q)
-    launch.attend(
-        config,
-        workspace,
-        split_tiles,
-        q_absorbed,
-        q_rope,
-        value_pages,
-        rope_pages,
-        block_table,
-        seq_lens,
-        cu_seqlens_q,
-        max_seqlen_q,
-        scale,
-        value_scales,
-        out,
-        lse,
+def attend(call: Call, work: Work | None, impl: str | None) -> None:
+    """`dispatch.attend` as one node; so are the two below."""
+    planned: tuple = ([], 0, None, None, None)
+    if work is not None:
+        planned = list(work.config), work.split_tiles, work.schedule, work.part_out, work.part_lse
+    torch.ops.gva.paged_attention(
+        call.q_absorbed, call.q_rope, *call.pages, *call.batch, call.scale, call.out, call.lse, *planned, impl or ""
     )
 
 
-def append(values, k_rope, value_pages, rope_pages, slots, positions, cos, sin, value_scales, impl=""):
-    """`api.append` without its checks and outside torch.library, for callers that count microseconds."""
-    impl = select(impl or None, values.device, values.dtype, value_pages.dtype)
-    if impl == "reference":
-        reference.append(values, k_rope, value_pages, rope_pages, slots, positions, cos, sin, value_scales)
-        return
-    from .triton import launch
+def append(
+    state: Tensor, k_rope: Tensor, pages: Pages, slots: Tensor, rotation: Rotation | None, impl: str | None
+) -> None:
+    torch.ops.gva.append(state, k_rope, *pages, slots, *(rotation or (None,) * 3), impl or "")
 
-    launch.append(values, k_rope, value_pages, rope_pages, slots, positions, cos, sin, value_scales)
+
+def expand(values: Tensor, k_rope: Tensor, maps: Tensor, impl: str | None) -> tuple[Tensor, Tensor]:
+    return torch.ops.gva.expand(values, k_rope, maps, impl or "")
+
+
+def _attend(q_absorbed, q_rope, *others):
+    pages, batch, (scale, out, lse) = Pages(*others[:3]), Batch(*others[3:7]), others[7:10]
+    config, split_tiles, schedule, part_out, part_lse, impl = others[10:]
+    work = None if schedule is None else Work(Config(*config), split_tiles, schedule, part_out, part_lse)
+    dispatch.attend(Call(q_absorbed, q_rope, pages, batch, scale, out, lse), work, impl or None)
+
+
+def _append(state, k_rope, values, rope, scales, slots, positions, cos, sin, impl):
+    rotation = None if cos is None else Rotation(positions, cos, sin)
+    dispatch.append(state, k_rope, Pages(values, rope, scales), slots, rotation, impl or None)
+
+
+def _expand(values, k_rope, maps, impl):
+    B, T = values.shape[:2]
+    keys, repeated = dispatch.expand(values.flatten(0, 1), k_rope.flatten(0, 1), maps, impl=impl or None)
+    return keys.unflatten(0, (B, T)), repeated.unflatten(0, (B, T))
+
+
+def _expanded_shapes(values, k_rope, maps, impl):
+    B, T, _, d_h = values.shape
+    H, d_n, _ = maps.shape
+    return values.new_empty(B, T, H, d_n + k_rope.shape[2]), values.new_empty(B, T, H, d_h)
 
 
 def _on_its_device(op):
@@ -141,12 +79,17 @@ def _on_its_device(op):
 
     def run(first, *others):
         with torch.cuda.device_of(first):
-            op(first, *others)
+            return op(first, *others)
 
     return run
 
 
-_library.impl("paged_attention", _on_its_device(_paged_attention), "CompositeExplicitAutograd")
-_library.impl("append", _on_its_device(append), "CompositeExplicitAutograd")
-torch.library.register_fake("gva::paged_attention", lambda *args: None, lib=_library)
-torch.library.register_fake("gva::append", lambda *args: None, lib=_library)
+def _nothing(*arguments):
+    """What an op that writes into its arguments returns."""
+
+
+for _name, _op, _fake in (
+    ("paged_attention", _attend, _nothing), ("append", _append, _nothing), ("expand", _expand, _expanded_shapes)
+):  # fmt: skip
+    _library.impl(_name, _on_its_device(_op), "CompositeExplicitAutograd")
+    torch.library.register_fake(f"gva::{_name}", _fake, lib=_library)

@@ -4,24 +4,27 @@ Arithmetic is done in the dtype of the queries with a softmax in float32 (float6
 function is the oracle (on float64 inputs) and the eager yardstick (on bfloat16 ones).
 """
 
+from __future__ import annotations
+
 import torch
+from torch import Tensor
+
+from .call import Call, Pages, Rotation
 
 E4M3_MAX = 448.0
 
 
-def paged_attention(
-    q_absorbed: torch.Tensor,
-    q_rope: torch.Tensor,
-    value_pages: torch.Tensor,
-    rope_pages: torch.Tensor,
-    block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
-    cu_seqlens_q: torch.Tensor,
-    max_seqlen_q: int,
-    scale: float,
-    value_scales: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output [N, H, d_h] and natural-log LSE [N, H] float32 (float64 for float64) of scaled scores."""
+def attend(call: Call) -> None:
+    """Writes the output [N, H, d_h] and the natural-log LSE [N, H] of scaled scores, if `call.lse` is there."""
+    out, lse = _attend(call)
+    call.out.copy_(out)
+    if call.lse is not None:
+        call.lse.copy_(lse)
+
+
+def _attend(call: Call) -> tuple[Tensor, Tensor]:
+    (q_absorbed, q_rope), (value_pages, rope_pages, value_scales) = call[:2], call.pages
+    block_table, seq_lens, cu_seqlens_q, max_seqlen_q = call.batch
     N, H, d_h = q_absorbed.shape
     page, G = value_pages.shape[1:3]
     B, max_pages = block_table.shape
@@ -42,6 +45,8 @@ def paged_attention(
     values = torch.where(held[:, :, None, None], values.to(dtype), 0)
     k_rope = torch.where(held[:, :, None], k_rope, 0)
 
+    if cu_seqlens_q is None:
+        cu_seqlens_q = torch.arange(B + 1, device=device) * max_seqlen_q
     first = cu_seqlens_q[:-1].long()
     count = cu_seqlens_q[1:].long() - first  # [B]
     query = torch.arange(max_seqlen_q, device=device)
@@ -54,7 +59,7 @@ def paged_attention(
     scores = scores + torch.einsum("bshd,btd->bsht", q_rope[row], k_rope).reshape(scores.shape)
     newest = seq_lens[:, None] - count[:, None] + query  # [B, S] last position that a query sees
     seen = held[:, None, :] & (position <= newest[:, :, None])
-    scores = (scores.to(high) * scale).masked_fill(~seen[:, :, None, None, :], float("-inf"))
+    scores = (scores.to(high) * call.scale).masked_fill(~seen[:, :, None, None, :], float("-inf"))
     lse = torch.logsumexp(scores, -1)
     weights = torch.exp(scores - torch.where(lse == float("-inf"), 0.0, lse)[..., None])
     out = torch.einsum("bsgrt,btgd->bsgrd", weights.to(dtype), values)
@@ -66,7 +71,7 @@ def paged_attention(
     return flat_out[:N], flat_lse[:N]
 
 
-def rotate(k_rope: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def rotate(k_rope: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotates pairs (i, i + d_r/2) of `k_rope` [N, d_r] by the angles of `cos`, `sin` [N, d_r/2], in float32."""
     high = torch.promote_types(k_rope.dtype, torch.float32)
     first, second = k_rope.to(high).chunk(2, -1)
@@ -74,7 +79,7 @@ def rotate(k_rope: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(k_rope.dtype)
 
 
-def quantise(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def quantise(values: Tensor) -> tuple[Tensor, Tensor]:
     """`values` [..., d_h] as e4m3 and its float32 scale [...]: the largest magnitude of a group becomes 448."""
     values = values.float()
     scales = values.abs().amax(-1) / E4M3_MAX
@@ -82,28 +87,18 @@ def quantise(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return (values / divisor[..., None]).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn), scales
 
 
-def append(
-    values: torch.Tensor,
-    k_rope: torch.Tensor,
-    value_pages: torch.Tensor,
-    rope_pages: torch.Tensor,
-    slots: torch.Tensor,
-    positions: torch.Tensor | None,
-    cos: torch.Tensor | None,
-    sin: torch.Tensor | None,
-    value_scales: torch.Tensor | None,
-) -> None:
+def append(state: Tensor, k_rope: Tensor, pages: Pages, slots: Tensor, rotation: Rotation | None) -> None:
     """Writes rows in place; a negative slot is skipped by rewriting what the first real slot receives."""
-    page = value_pages.shape[1]
-    if cos is not None and sin is not None and positions is not None:
-        at = positions.clamp(min=0).long()
-        k_rope = rotate(k_rope, cos[at], sin[at])
+    page = pages.values.shape[1]
+    if rotation is not None:
+        at = rotation.positions.clamp(min=0).long()
+        k_rope = rotate(k_rope, rotation.cos[at], rotation.sin[at])
     if slots.numel() == 0:
         return
     real = slots >= 0
     index, offset = slots.clamp(min=0).long() // page, slots.clamp(min=0).long() % page
 
-    def write(pages: torch.Tensor, rows: torch.Tensor) -> None:
+    def write(pages: Tensor, rows: Tensor) -> None:
         bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[pages.element_size()]
         target, rows = pages.view(bits), rows.to(pages.dtype).contiguous().view(bits)
         # A skipped row takes the first real row's place and content: duplicates of one write, no sync.
@@ -113,16 +108,28 @@ def append(
         target[index[where], offset[where]] = torch.where(
             real.any().reshape((1,) * rows.dim()), rows[where], keep)  # fmt: skip
 
-    if value_scales is not None:
-        values, scales = quantise(values)
-        write(value_scales, scales)
-    write(value_pages, values)
-    write(rope_pages, k_rope)
+    if pages.scales is not None:
+        state, scales = quantise(state)
+        write(pages.scales, scales)
+    write(pages.values, state)
+    write(pages.k_rope, k_rope)
 
 
-def merge_states(
-    out_a: torch.Tensor, lse_a: torch.Tensor, out_b: torch.Tensor, lse_b: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def absorb(q: Tensor, maps: Tensor) -> Tensor:
+    return torch.bmm(q[..., : maps.shape[1]].transpose(0, 1), maps).transpose(0, 1).contiguous()
+
+
+def expand(values: Tensor, k_rope: Tensor, maps: Tensor, slots: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    if slots is not None:
+        at = slots // values.shape[1], slots % values.shape[1]
+        values, k_rope = values[at], k_rope[at]
+    T, G, _ = values.shape
+    H = maps.shape[0]
+    k_nope = torch.einsum("tgd,grnd->tgrn", values, maps.unflatten(0, (G, -1))).flatten(1, 2)
+    return torch.cat((k_nope, k_rope[:, None].expand(T, H, -1)), dim=-1), values.repeat_interleave(H // G, dim=1)
+
+
+def merge_states(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
     """Attention over the union of two disjoint sets of positions, from the results over each."""
     high = torch.promote_types(out_a.dtype, torch.float32)
     lse = torch.logaddexp(lse_a.to(high), lse_b.to(high))

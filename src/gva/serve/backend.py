@@ -20,7 +20,7 @@ from vllm.v1.attention.backend import (
 )
 
 from gva import ops
-from gva.ops.cuda.launch import misfit
+from gva.ops.layout import misfit
 from gva.serve.paths import Absorbed, Expanded, flash_takes
 from gva.serve.versions import PageShape, pages
 
@@ -147,7 +147,7 @@ class StepBuilder(AttentionMetadataBuilder[StepMetadata]):
             value_dtype=torch.float8_e4m3fn if row.fp8 else row.dtype,
             max_seqlen_q=S,
             row_stride=row.size,
-            impl=None if misfit(*layer.pages) is None else "triton",  # checked here, not at every call
+            impl=None if misfit(layer.pages) is None else "triton",  # checked here, not at every call
         )
         for other in self.plans.values():
             if other.part_out.shape == plan.part_out.shape:

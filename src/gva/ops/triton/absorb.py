@@ -1,9 +1,14 @@
 """Queries for the values as they lie: the content of a query times the map of its head."""
 
+import functools
+
+import torch
 import triton
 import triton.language as tl
 
+from ..config import power_of_two
 from .decode import dot
+from .remember import Constants, Remembered
 
 
 @triton.jit(do_not_specialize=["N"])  # it differs from step to step: no second compilation where 16 divides it
@@ -30,3 +35,37 @@ def absorb_kernel(
         acc = dot(b_q, b_map, acc, PRECISION, WIDEN)
     p_out = absorbed + (n_offset * H + h)[:, None] * D_H + d_index[None, :]
     tl.store(p_out, acc.to(absorbed.dtype.element_ty), mask=real & column)
+
+
+launch_absorb = Remembered(absorb_kernel)
+
+
+def absorb(q: torch.Tensor, maps: torch.Tensor) -> torch.Tensor:
+    (N, H, _), (_, d_n, d_h) = q.shape, maps.shape
+    absorbed = torch.empty(N, H, d_h, dtype=q.dtype, device=q.device)
+    if N == 0:
+        return absorbed
+    tile, block_d, compiled_for = constants(H, d_n, d_h, q.dtype)
+    launch_absorb((-(-N // tile), H, -(-d_h // block_d)), compiled_for, q, maps, absorbed, N, *q.stride()[:2])
+    return absorbed
+
+
+@functools.cache
+def constants(H: int, d_n: int, d_h: int, dtype: torch.dtype) -> tuple[int, int, Constants]:
+    """Tokens and columns of a program, and what it is compiled for."""
+    tile, block_d = 32, max(16, min(128 if dtype.itemsize == 2 else 64, power_of_two(d_h)))
+    return (
+        tile,
+        block_d,
+        Constants(
+            H=H,
+            D_N=d_n,
+            D_H=d_h,
+            BLOCK_N=max(16, min(64 if dtype.itemsize == 2 else 32, power_of_two(d_n))),
+            BLOCK_D=block_d,
+            TILE=tile,
+            PRECISION="ieee" if dtype == torch.float32 else None,
+            WIDEN=launch_absorb.interpreted and dtype == torch.bfloat16,
+            num_warps=4,
+        ),
+    )

@@ -1,7 +1,14 @@
 """New rows into pages: k_rope rotated, values quantised where the cache is fp8, one pass."""
 
+import functools
+
+import torch
 import triton
 import triton.language as tl
+
+from ..call import Pages, Rotation
+from ..config import power_of_two
+from .remember import Constants, Remembered
 
 
 @triton.jit
@@ -47,3 +54,52 @@ def append_kernel(
         p_k = rope_pages + page * stride_rp + row * stride_rt + half
         tl.store(p_k, first.to(rope_pages.dtype.element_ty), mask=pair)
         tl.store(p_k + D_R // 2, second.to(rope_pages.dtype.element_ty), mask=pair)
+
+
+launch_append = Remembered(append_kernel)
+
+
+def append(
+    state: torch.Tensor, k_rope: torch.Tensor, pages: Pages, slots: torch.Tensor, rotation: Rotation | None
+) -> None:
+    """One program per new token."""
+    (N, G, d_h), d_r = state.shape, k_rope.shape[1]
+    if N == 0:
+        return
+    values, rope, scales = pages
+    positions, cos, sin = (slots, k_rope, k_rope) if rotation is None else rotation
+    launch_append(
+        (N,),
+        constants(G, d_h, d_r, values.shape[1], rotation is not None, scales is not None),
+        state,
+        k_rope,
+        values,
+        rope,
+        rope if scales is None else scales,
+        slots,
+        positions,
+        cos,
+        sin,
+        *state.stride()[:2],
+        k_rope.stride(0),
+        *values.stride()[:3],
+        *rope.stride()[:2],
+        *((0, 0, 0) if scales is None else scales.stride()),
+        0 if rotation is None else cos.stride(0),
+    )
+
+
+@functools.cache
+def constants(G: int, d_h: int, d_r: int, page: int, rotate: bool, quantise: bool) -> Constants:
+    return Constants(
+        G=G,
+        D_H=d_h,
+        D_R=d_r,
+        PAGE=page,
+        BLOCK_G=power_of_two(G),
+        BLOCK_D=power_of_two(d_h),
+        BLOCK_R=power_of_two(max(d_r // 2, 1)),
+        ROTATE=rotate,
+        QUANTISE=quantise,
+        num_warps=4,
+    )

@@ -1,9 +1,14 @@
 """Keys and values per head from grouped values: what separates a GVA prefill from a GQA one, in one pass."""
 
+import functools
+
+import torch
 import triton
 import triton.language as tl
 
+from ..config import power_of_two
 from .decode import dot
+from .remember import Constants, Remembered
 
 
 @triton.jit(do_not_specialize=["N"])  # it differs at every call: no second compilation where 16 divides it
@@ -43,3 +48,58 @@ def expand_kernel(
         row = (n_offset * H + h)[:, None]
         tl.store(keys + row * (D_N + D_R) + k_index[None, :], b_k, mask=real & (k_index < D_N + D_R)[None, :])
         tl.store(repeated + row * D_H + d_index[None, :], b_v, mask=d_real)
+
+
+launch_expand = Remembered(expand_kernel)
+
+
+def expand(
+    values: torch.Tensor, k_rope: torch.Tensor, maps: torch.Tensor, slots: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    N = (values if slots is None else slots).shape[0]
+    page = 0 if slots is None else values.shape[1]
+    (G, d_h), (H, d_n, _), d_r = values.shape[-2:], maps.shape, k_rope.shape[-1]
+    keys, repeated = (torch.empty(N, H, width, dtype=values.dtype, device=values.device) for width in (d_n + d_r, d_h))
+    if N == 0:
+        return keys, repeated
+    if values.stride(-1) != 1 or k_rope.stride(-1) != 1:
+        values, k_rope = values.contiguous(), k_rope.contiguous()
+    tile, compiled_for = constants(G, H, d_h, d_n, d_r, page, values.dtype)
+    launch_expand(
+        (-(-N // tile), G),
+        compiled_for,
+        values,
+        k_rope,
+        values if slots is None else slots,
+        maps.contiguous(),
+        keys,
+        repeated,
+        N,
+        values.stride(0),
+        values.stride(-3),
+        values.stride(-2),
+        k_rope.stride(0),
+        k_rope.stride(-2),
+    )
+    return keys, repeated
+
+
+@functools.cache
+def constants(G: int, H: int, d_h: int, d_n: int, d_r: int, page: int, dtype: torch.dtype) -> tuple[int, Constants]:
+    """Tokens of a program, and what it is compiled for."""
+    block_d, block_k = max(16, power_of_two(d_h)), max(16, power_of_two(d_n + d_r))
+    tile = 64 if max(block_d, block_k) <= 128 and dtype.itemsize == 2 else 16
+    return tile, Constants(
+        R=H // G,
+        H=H,
+        D_H=d_h,
+        D_N=d_n,
+        D_R=d_r,
+        PAGE=page,
+        BLOCK_D=block_d,
+        BLOCK_K=block_k,
+        TILE=tile,
+        PRECISION="ieee" if dtype == torch.float32 else None,
+        WIDEN=launch_expand.interpreted and dtype == torch.bfloat16,
+        num_warps=4,
+    )

@@ -5,9 +5,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-launcher = pytest.importorskip("gva.ops.triton.launcher")
+from gva import ops
+from gva.ops import dispatch, fast
 
-CONSTANTS = launcher.Constants(WIDTH=64, EVEN=True)
+remember = pytest.importorskip("gva.ops.triton.remember")
+
+CONSTANTS = remember.Constants(WIDTH=64, EVEN=True)
 
 
 class Compiled:
@@ -46,7 +49,7 @@ def kernel(monkeypatch):
             def get_current_device(cls):
                 return cls.device
 
-    monkeypatch.setattr(launcher, "driver", Driver)
+    monkeypatch.setattr(remember, "driver", Driver)
     kernel = Kernel()
     kernel.driver = Driver.active
     return kernel
@@ -59,8 +62,8 @@ def aligned(count=64, dtype=torch.float32, offset=0):
 
 
 def test_the_second_launch_is_the_compiled_one_with_all_arguments_in_order(kernel):
-    launch, x, y = launcher.Launcher(kernel), aligned(), aligned()
-    constants = launcher.Constants(EVEN=True, num_warps=4, WIDTH=64)
+    launch, x, y = remember.Remembered(kernel), aligned(), aligned()
+    constants = remember.Constants(EVEN=True, num_warps=4, WIDTH=64)
     launch((5,), constants, x, 7)
     assert len(kernel.compiled) == 1
     assert kernel.launched == []
@@ -79,13 +82,13 @@ def test_the_second_launch_is_the_compiled_one_with_all_arguments_in_order(kerne
         {"x": aligned(offset=8)},
         {"n": 16},
         {"n": 1},
-        {"constants": launcher.Constants(WIDTH=32, EVEN=True, num_warps=4)},
+        {"constants": remember.Constants(WIDTH=32, EVEN=True, num_warps=4)},
     ],
     ids=["dtype", "alignment", "a multiple of 16", "one", "constants"],
 )
 def test_what_triton_compiles_anew_for_is_asked_of_triton(kernel, change):
-    launch = launcher.Launcher(kernel)
-    usual = {"x": aligned(), "n": 7, "constants": launcher.Constants(WIDTH=64, EVEN=True, num_warps=4)}
+    launch = remember.Remembered(kernel)
+    usual = {"x": aligned(), "n": 7, "constants": remember.Constants(WIDTH=64, EVEN=True, num_warps=4)}
     for call in (usual, {**usual, **change}):
         launch((1,), call["constants"], call["x"], call["n"])
     assert len(kernel.compiled) == 2
@@ -94,7 +97,7 @@ def test_what_triton_compiles_anew_for_is_asked_of_triton(kernel, change):
 
 def test_a_number_that_is_not_specialised_changes_nothing_but_its_type(kernel):
     kernel.params = tuple(SimpleNamespace(num=i, do_not_specialize=i == 1) for i in range(4))
-    launch, x, constants = launcher.Launcher(kernel), aligned(), launcher.Constants(WIDTH=64, EVEN=True)
+    launch, x, constants = remember.Remembered(kernel), aligned(), remember.Constants(WIDTH=64, EVEN=True)
     for n in (7, 1, 16, 2**31 - 1):
         launch((1,), constants, x, n)
     assert len(kernel.compiled) == 1
@@ -104,7 +107,7 @@ def test_a_number_that_is_not_specialised_changes_nothing_but_its_type(kernel):
 
 
 def test_what_is_traced_or_taken_over_is_not_remembered(kernel, monkeypatch):
-    launch, x = launcher.Launcher(kernel), aligned()
+    launch, x = remember.Remembered(kernel), aligned()
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     launch((1,), CONSTANTS, x, 7)
     monkeypatch.undo()
@@ -114,15 +117,15 @@ def test_what_is_traced_or_taken_over_is_not_remembered(kernel, monkeypatch):
         def __getitem__(self, grid):
             return lambda *arguments, **named: None
 
-    launch = launcher.Launcher(TakenOver())
-    monkeypatch.setattr(launcher, "driver", SimpleNamespace(active=kernel.driver))
+    launch = remember.Remembered(TakenOver())
+    monkeypatch.setattr(remember, "driver", SimpleNamespace(active=kernel.driver))
     launch((1,), CONSTANTS, x, 7)
     launch((1,), CONSTANTS, x, 7)
     assert launch.compiled == {}
 
 
 def test_another_device_is_another_kernel(kernel):
-    launch, x = launcher.Launcher(kernel), aligned()
+    launch, x = remember.Remembered(kernel), aligned()
     launch((1,), CONSTANTS, x, 7)
     kernel.driver.device = 1
     launch((1,), CONSTANTS, x, 7)
@@ -130,22 +133,23 @@ def test_another_device_is_another_kernel(kernel):
 
 
 def test_sizes_that_change_at_every_launch_do_not_pile_up(kernel):
-    launch, x = launcher.Launcher(kernel), aligned()
-    for n in range(3 * launcher.REMEMBERED):
+    launch, x = remember.Remembered(kernel), aligned()
+    for n in range(3 * remember.REMEMBERED):
         launch((1,), CONSTANTS, x, n)
-    assert len(launch.compiled) <= launcher.REMEMBERED
+    assert len(launch.compiled) <= remember.REMEMBERED
 
 
-def test_every_kernel_of_ours_names_its_constants_behind_its_arguments():
-    launch = pytest.importorskip("gva.ops.triton.launch")
-    for ours in (
-        launch.plan_kernel,
-        launch.decode_kernel,
-        launch.merge_kernel,
-        launch.append_kernel,
-        launch.absorb_kernel,
-        launch.expand_kernel,
-    ):
+@pytest.fixture
+def launches():
+    """Module and name of every launch of ours."""
+    triton = pytest.importorskip("gva.ops.triton")
+    found = {"plan": triton.attend, "decode": triton.attend, "merge": triton.attend}
+    found |= {"append": triton.append, "absorb": triton.absorb, "expand": triton.expand}
+    return [(module, f"launch_{name}") for name, module in found.items()]
+
+
+def test_every_kernel_of_ours_names_its_constants_behind_its_arguments(launches):
+    for ours in (getattr(*place) for place in launches):
         function = getattr(ours.kernel, "fn", ours.kernel)
         kinds = ["constexpr" in str(kind) for kind in function.__annotations__.values()]
         names = list(function.__annotations__)
@@ -153,9 +157,8 @@ def test_every_kernel_of_ours_names_its_constants_behind_its_arguments():
         assert names == list(ours.kernel.arg_names)[-len(names) :]
 
 
-def test_a_call_made_again_is_remembered(monkeypatch):
+def test_a_call_made_again_is_remembered(monkeypatch, launches):
     """Constants are told apart by identity: whoever made them anew at every call would compile at every call."""
-    launch = pytest.importorskip("gva.ops.triton.launch")
     compilations = []
 
     class Jit:
@@ -170,34 +173,19 @@ def test_a_call_made_again_is_remembered(monkeypatch):
             return lambda *arguments, **named: compilations.append(self) or Compiled([])
 
     driver = SimpleNamespace(active=SimpleNamespace(get_current_device=lambda: 0))
-    monkeypatch.setattr(launcher, "driver", driver)
-    names = ("plan", "decode", "merge", "append", "absorb", "expand")
-    for name in names:
-        ours = getattr(launch, f"{name}_kernel")
-        monkeypatch.setattr(launch, f"{name}_kernel", launcher.Launcher(Jit(ours.kernel)))
-    pages, maps = torch.zeros(3, 16, 2, 32), torch.zeros(4, 16, 32)
-    values, k_rope, slots = torch.zeros(5, 2, 32), torch.zeros(5, 16), torch.arange(5)
+    monkeypatch.setattr(remember, "driver", driver)
+    for module, name in launches:
+        monkeypatch.setattr(module, name, remember.Remembered(Jit(getattr(module, name).kernel)))
+    values, k_rope, slots, maps = torch.zeros(5, 2, 32), torch.zeros(5, 16), torch.arange(5), torch.zeros(4, 16, 32)
     lengths, table = torch.ones(5, dtype=torch.int32), torch.zeros(5, 3, dtype=torch.int32)
-    config = config_of(lengths)
-    sizes = {"B": 5, "G": 2, "R": 2, "d_h": 32, "max_seqlen_q": 1, "split_tiles": 0, "max_tokens": 0}
-    workspace = launch.allocate(config, torch.device("cpu"), **sizes)
+    shape = {"H": 4, "G": 2, "d_h": 32, "d_r": 16, "page": 16, "dtype": torch.float32}
+    plan = ops.plan_decode(lengths, **shape)
     for _ in range(3):
-        rope_pages = torch.zeros(3, 16, 16)
-        launch.append(values, k_rope, pages, rope_pages, slots, None, None, None, None)
-        q = launch.absorb(torch.zeros(5, 4, 32), maps)
-        launch.expand(values, k_rope, maps)
-        launch.expand(pages, rope_pages, maps, slots)
-        launch.fill_schedule(config, workspace, lengths, None, 1)
-        out, q_rope = torch.empty(5, 4, 32), torch.zeros(5, 4, 16)
-        launch.attend(
-            config, workspace, 0, q, q_rope, pages, rope_pages, table, lengths, None, 1, 0.1, None, out, None
-        )  # fmt: skip
-    assert len(compilations) == len(names) + 1  # expand twice
-
-
-def config_of(lengths):
-    from gva.ops.config import pick
-
-    return pick(
-        None, lengths.device, torch.float32, torch.float32, G=2, R=2, d_h=32, d_r=16, page=16, max_seqlen_q=1,
-        B=len(lengths), row_stride=64, in_rows=False)  # fmt: skip
+        pages = ops.Pages(torch.zeros(3, 16, 2, 32), torch.zeros(3, 16, 16))
+        dispatch.append(values, k_rope, pages, slots, impl="triton")
+        q = dispatch.absorb(torch.zeros(5, 4, 32), maps, impl="triton")
+        dispatch.expand(values, k_rope, maps, impl="triton")
+        dispatch.expand(*pages[:2], maps, slots, impl="triton")
+        plan.update(lengths)
+        fast.attend(plan, q, torch.zeros(5, 4, 16), pages, table, lengths, 0.1, torch.empty(5, 4, 32))
+    assert len(compilations) == len(launches) + 1  # expand twice

@@ -19,8 +19,8 @@ class Constants:
         self.named = named
 
 
-class Launcher:
-    """A Triton kernel, called with its grid, its constants and its run-time arguments in order.
+class Remembered:
+    """A Triton kernel, launched by calling it with its grid, its constants and its run-time arguments in order.
 
     All of a call that Triton may compile a variant for is part of the key: the device, the constants, types of tensors
     and whether they are aligned, and all numbers as they are, unless the kernel is not specialised for them. Triton's
@@ -31,7 +31,8 @@ class Launcher:
 
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
-        self.remembers = hasattr(kernel, "cache_key") and torch.version.hip is None
+        self.interpreted = not hasattr(kernel, "cache_key")  # by Triton's interpreter (TRITON_INTERPRET=1)
+        self.remembers = not self.interpreted and torch.version.hip is None
         self.unspecialised = [p.num for p in kernel.params if p.do_not_specialize] if self.remembers else []
         self.compiled: dict[tuple, tuple[Any, tuple]] = {}
 
