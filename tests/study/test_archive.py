@@ -2,8 +2,11 @@
 
 import json
 
+import pytest
+
 from gva.cli import main
-from gva.run.metrics import read_metrics
+from gva.report.curves import induction
+from gva.run.metrics import read_metrics, record
 from gva.study.archive import archive
 from gva.study.results import load
 from study.folders import write_run
@@ -15,16 +18,19 @@ def test_the_copy_gives_the_same_numbers(tmp_path):
         write_run(tmp_path / "b", "gva-drope-16", seed, gva)
     write_run(tmp_path / "b", "mla", 0, 3.0, done=False)
     folders, kept = [tmp_path / "a", tmp_path / "b"], tmp_path / "kept"
-    assert archive(folders, kept, every=20) == 6
+    assert archive(folders, kept, steps=2) == 6
     whole, thin = load(folders), load([kept])
     assert [row.name for row in thin.rows] == [row.name for row in whole.rows]
     for row in thin.rows:
         assert row.valid_loss == whole.row(row.name).valid_loss
     lines = read_metrics(kept / "runs" / "gqa" / "seed-1")
     assert [line["step"] for line in lines if line["kind"] == "step"] == [1, 20, 40]
-    assert sum(line["kind"] == "eval" for line in lines) == 4
+    evaluated = read_metrics(tmp_path / "a" / "runs" / "gqa" / "seed-1", "eval")
+    assert [line for line in lines if line["kind"] == "eval"] == evaluated
+    assert [induction(run) for run in thin.runs] == [induction(run) for run in whole.runs]
+    assert lines[-1]["kind"] == "done"
     assert not (kept / "runs" / "mla").exists(), "an unfinished run is not kept"
-    assert archive(folders, kept, every=20) == 6, "again, over what is there"
+    assert archive(folders, kept, steps=2) == 6, "again, over what is there"
     assert archive([kept], kept) == 0
 
 
@@ -47,6 +53,47 @@ def test_rows_stand_as_their_folders_are_given_and_stay_so(tmp_path):
     assert rows("kept") == rows("a", "b") == ["gqa", "mla", "gva-drope-16"]
     archive([kept, tmp_path / "c"], kept)
     assert rows("kept") == rows("a", "b", "c") == ["gqa", "mla", "gva-drope-16", "gva-baseline"]
+
+
+def test_metrics_are_compressed_and_logged_numbers_rounded(tmp_path):
+    """What is drawn, not what is compared; and a line that is recorded later goes into the compressed file."""
+    whole = write_run(tmp_path / "a", "gqa", 0, 3.123456789, steps=4000)
+    archive([tmp_path / "a"], tmp_path / "kept")
+    kept = tmp_path / "kept" / "runs" / "gqa" / "seed-0"
+    assert sorted(path.name for path in kept.iterdir()) == ["metrics.jsonl.xz", "run.json"]
+    assert (kept / "metrics.jsonl.xz").stat().st_size < 0.02 * (whole / "metrics.jsonl").stat().st_size
+    steps = read_metrics(kept, "step")
+    assert [line["step"] for line in steps] == [1, *range(40, 4001, 40)]
+    assert all(line["loss"] == float(f"{line['loss']:.5g}") for line in steps)
+    before = read_metrics(kept)
+    record(kept, {"kind": "decode", "step": 4000, "tokens_per_second": 1.0})
+    assert read_metrics(kept) == [*before, {"kind": "decode", "step": 4000, "tokens_per_second": 1.0}]
+    assert not (kept / "metrics.jsonl").exists()
+
+
+def test_another_run_of_the_same_name_stays(tmp_path):
+    """Trained in another way, or in the same with another outcome; nothing of the command is written then."""
+    write_run(tmp_path / "a", "gqa", 0, 3.0)
+    kept = tmp_path / "kept"
+    archive([tmp_path / "a"], kept)
+    before = {path: path.read_bytes() for path in kept.rglob("*") if path.is_file()}
+    for name, loss, fields in (("b", 3.0, {"lr": 2e-3}), ("c", 3.1, {})):
+        write_run(tmp_path / name, "gva-drope-16", 0, 3.0)
+        write_run(tmp_path / name, "gqa", 0, loss, fields=fields)
+        with pytest.raises(ValueError, match="gqa/seed-0: holds another run than"):
+            archive([tmp_path / name], kept)
+    assert {path: path.read_bytes() for path in kept.rglob("*") if path.is_file()} == before
+
+
+def test_a_folder_of_tasks_is_kept_by_its_name(tmp_path):
+    run = write_run(tmp_path / "a", "gqa", 0, 3.0, fields={"tasks_every": 10, "tasks_data": "/home/me/five-tasks/"})
+    records = [path.read_text() for path in (run / "run.json", run.parent / "row.json")]
+    assert all("/home/me/five-tasks" in text for text in records)
+    kept = tmp_path / "kept"
+    archive([tmp_path / "a"], kept)
+    records = [path.read_text() for path in kept.rglob("*.json")]
+    assert len(records) == 2
+    assert all("/home/me" not in text and '"tasks_data": "five-tasks"' in text for text in records)
 
 
 def test_from_the_command_line(tmp_path, capsys):

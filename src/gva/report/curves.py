@@ -19,7 +19,7 @@ class Curve:
 
 
 def training_loss(run: Run) -> dict[int, float]:
-    """Loss by step: the mean of each of at most BINS equal stretches of steps, under the stretch's last step."""
+    """Loss by step: the mean of each of at most BINS equal stretches of logged steps, under the stretch's last."""
     lines = run.of_kind("step")
     width = stretch(run)
     return {
@@ -30,9 +30,10 @@ def training_loss(run: Run) -> dict[int, float]:
 
 
 def stretch(run: Run) -> int:
-    """How many steps a point of the training-loss curve averages."""
-    points = min(BINS, max(40, run.steps // 5))
-    return max(1, -(-run.steps // points))
+    """How many logged steps a point of the training-loss curve averages; a kept run has fewer of them."""
+    logged = len(run.of_kind("step"))
+    points = min(BINS, max(40, logged // 5))
+    return max(1, -(-logged // points))
 
 
 def events(kind: str, read: Callable[[dict[str, Any]], float | None]) -> Callable[[Run], dict[int, float]]:

@@ -81,7 +81,7 @@ def training_loss(results: Results, rows: list[ComparedRow], name: str, title: s
     if settled:
         layout["yaxis"]["range"] = settled
     width = curves.stretch(rows[0].runs[0])
-    averaged = f" Each point averages {width} steps." if width > 1 else ""
+    averaged = f" Each point averages {width} logged steps." if width > 1 else ""
     views = {f"after the first {SETTLED:.0%}": settled, "whole run": None} if settled else {}
     return Plot(name, title, caption + averaged, {"data": traces, "layout": layout}, 420, True, views)
 

@@ -1,6 +1,7 @@
 """What a run leaves behind: metrics.jsonl, one line per step or event, TensorBoard, and a live line."""
 
 import json
+import lzma
 import math
 import os
 import time
@@ -14,6 +15,7 @@ from tqdm import tqdm
 from gva.run.atomic import write_atomically
 
 METRICS = "metrics.jsonl"
+KEPT = f"{METRICS}.xz"  # of a run that nobody trains any more and that is kept small
 # Dense bf16 rates by the vendors' datasheets, for the share of them that training reaches.
 PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "B200": 2250e12}
 
@@ -104,9 +106,10 @@ class Metrics:
 
 def read_metrics(out: Path, kind: str | None = None) -> list[dict[str, Any]]:
     """The lines of a run's metrics, of one kind or all; a last line cut short by a kill is left out."""
-    path = out / METRICS
+    path = _where(out)
+    content = path.read_bytes() if path.is_file() else b""
     lines = []
-    for text in path.read_text().splitlines() if path.is_file() else []:
+    for text in (lzma.decompress(content) if path.name == KEPT else content).splitlines():
         try:
             lines.append(json.loads(text))
         except ValueError:
@@ -117,7 +120,13 @@ def read_metrics(out: Path, kind: str | None = None) -> list[dict[str, Any]]:
 def record(out: Path, line: dict[str, Any]) -> None:
     """Add a line to the metrics of a run that nobody trains, in place of one of its kind and step."""
     kept = [old for old in read_metrics(out) if (old["kind"], old["step"]) != (line["kind"], line["step"])]
-    _replace(out / METRICS, [*kept, line])
+    _replace(_where(out), [*kept, line])
+
+
+def keep(out: Path, lines: list[dict[str, Any]]) -> None:
+    """Leave these as the metrics of a run, compressed."""
+    _replace(out / KEPT, lines)
+    (out / METRICS).unlink(missing_ok=True)
 
 
 def is_done(out: Path) -> bool:
@@ -130,8 +139,13 @@ def _keep_until(path: Path, step: int) -> None:
     _replace(path, kept)
 
 
+def _where(out: Path) -> Path:
+    return out / KEPT if (out / KEPT).is_file() and not (out / METRICS).is_file() else out / METRICS
+
+
 def _replace(path: Path, lines: list[dict[str, Any]]) -> None:
-    write_atomically(path, "".join(json.dumps(line) + "\n" for line in lines))
+    content = "".join(json.dumps(line) + "\n" for line in lines)
+    write_atomically(path, lzma.compress(content.encode(), preset=9) if path.name == KEPT else content)
 
 
 def _device_usage(rate: float, flops_per_token: float, devices: int) -> dict[str, float]:

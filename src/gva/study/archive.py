@@ -1,53 +1,93 @@
 """What is kept of finished runs where weights and every step would be too much: a repository, say."""
 
 import json
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from gva.run.folder import RUN
-from gva.run.metrics import METRICS, is_done, read_metrics
+from gva.run.folder import RUN, differences
+from gva.run.metrics import is_done, keep, read_metrics
 from gva.study.matrix import ROW
 
-EVERY = 10  # of the steps, one in so many is kept, besides the first and the last
+STEPS = 120  # logged steps that are kept of a run, about
+# How finely logged steps are kept, and what diagnostics say of layers and heads: as they are drawn. The rest stays
+# whole, the losses that diagnostics compare too, whose small differences count.
+STEP = ".5g"
+BY_LAYER = {"previous_token_attention": ".4f", "qk_scales": ".5g"}
 
 
-def archive(folders: Iterable[Path], out: Path, every: int = EVERY) -> int:
-    """Copy every finished run to out/runs/ROW/seed-N: its record, all its evaluations, one step in `every`.
+def archive(folders: Iterable[Path], out: Path, steps: int = STEPS) -> int:
+    """Copy every finished run to out/runs/ROW/seed-N: its record, all its evaluations, about so many logged steps.
 
     A report can be made of the copy, its rows in the same order. Returns the number of runs; one that is there already
-    is written again."""
-    count = 0
+    is written again, and where another lies in its place, nothing is."""
+    found: dict[Path, tuple[Path, dict[str, Any]]] = {}
     places: dict[str, int] = {}
     for folder in folders:
-        for _, record in sorted((_row(file.parent).get("order", 0), file) for file in folder.rglob(RUN)):
-            run, row = record.parent, _row(record.parent)
+        for _, run in sorted((_row(file.parent).get("order", 0), file.parent) for file in folder.rglob(RUN)):
+            row = _row(run)
             if not is_done(run):
                 continue
-            seed = json.loads(record.read_text())["identity"]["recipe"]["seed"]
             name = row.get("name", run.name)
             place = places.setdefault(name, len(places))
-            kept = out / "runs" / name / f"seed-{seed}"
-            if kept.resolve() == run.resolve():
-                continue
-            kept.mkdir(parents=True, exist_ok=True)
-            if row:
-                (kept.parent / ROW).write_text(json.dumps({**row, "order": place}, indent=2))
-            shutil.copyfile(record, kept / RUN)
-            (kept / METRICS).write_text(_thinned(run, every))
-            count += 1
-    return count
+            kept = out / "runs" / name / f"seed-{_read(run / RUN)['identity']['recipe']['seed']}"
+            if kept.resolve() != run.resolve():
+                _refuse_another(kept, run)
+                found[kept] = run, row and {**row, "order": place, "overrides": _portable(row["overrides"])}
+    for kept, (run, row) in found.items():
+        kept.mkdir(parents=True, exist_ok=True)
+        if row:
+            _write(kept.parent / ROW, row)
+        record = _read(run / RUN)
+        _write(kept / RUN, {**record, "recipe": _portable(record["recipe"])})
+        keep(kept, _thinned(read_metrics(run), steps))
+    return len(found)
+
+
+def _refuse_another(kept: Path, run: Path) -> None:
+    """Raise ValueError where a run lies that is not this one."""
+    if (kept / RUN).is_file() and (
+        differences(_read(kept / RUN)["identity"], _read(run / RUN)["identity"])
+        or read_metrics(kept, "eval") != read_metrics(run, "eval")
+    ):
+        raise ValueError(f"{kept}: holds another run than {run}; give another --archive, or rename the row of one")
 
 
 def _row(run: Path) -> dict[str, Any]:
     """The record of the row that a run belongs to; empty where it was trained by itself."""
     record = run.parent / ROW
-    return json.loads(record.read_text()) if record.is_file() else {}
+    return _read(record) if record.is_file() else {}
 
 
-def _thinned(run: Path, every: int) -> str:
-    lines = read_metrics(run)
+def _portable(fields: dict[str, Any]) -> dict[str, Any]:
+    """Where a folder lay on one machine says nothing on another; its name may."""
+    return {k: Path(v).name if k == "tasks_data" else v for k, v in fields.items()}
+
+
+def _thinned(lines: list[dict[str, Any]], steps: int) -> list[dict[str, Any]]:
     last = max(line["step"] for line in lines)
-    keep = [line for line in lines if line["kind"] != "step" or line["step"] % every == 0 or line["step"] in (1, last)]
-    return "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in keep)
+    every = 10 * -(-last // (10 * steps))
+    left = [line for line in lines if line["kind"] != "step" or line["step"] % every == 0 or line["step"] in (1, last)]
+    return [_coarse(line) for line in left]
+
+
+def _coarse(line: dict[str, Any]) -> dict[str, Any]:
+    if line["kind"] == "diagnostics":
+        return {k: _rounded(v, BY_LAYER[k]) if k in BY_LAYER else v for k, v in line.items()}
+    return _rounded(line, STEP) if line["kind"] == "step" else line
+
+
+def _rounded(value: Any, form: str) -> Any:
+    if isinstance(value, dict):
+        return {k: _rounded(v, form) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_rounded(v, form) for v in value]
+    return float(format(value, form)) if isinstance(value, float) else value
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text())
+
+
+def _write(path: Path, record: dict[str, Any]) -> None:
+    path.write_text(json.dumps(record, indent=2))
