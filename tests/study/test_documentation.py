@@ -9,6 +9,7 @@ import pytest
 from gva.cli import COMMANDS
 from gva.cli.parser import Parser
 from gva.study.matrix import read_matrix
+from gva.study.reports import read_reports
 
 PAGE = (Path(__file__).parents[2] / "docs" / "comparing.md").read_text()
 
@@ -29,8 +30,17 @@ def test_commands_are_understood(command):
 
 
 def test_the_matrix_file_is_one(tmp_path):
-    (text,) = blocks("toml")
+    text, _ = blocks("toml")
     path = tmp_path / "matrix.toml"
     path.write_text(text)
     matrix = read_matrix(path)
     assert [row.name for row in matrix.rows] == ["gqa", "gqa-half", "gva-far"]
+
+
+def test_the_list_of_reports_is_one(tmp_path):
+    _, text = blocks("toml")
+    for folder in ("3-rates", "1-seeds/runs/gqa/seed-1"):
+        (tmp_path / folder).mkdir(parents=True)
+    path = tmp_path / "reports.toml"
+    path.write_text(text)
+    assert [folder.name for folder in read_reports(path)["rates"].folders] == ["3-rates", "seed-1"]

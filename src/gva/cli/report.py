@@ -7,8 +7,9 @@ from typing import Any
 
 def add(commands: Any) -> None:
     report = commands.add_parser("report", help="write the report of finished runs, merged from several folders")
-    report.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="what gva compare or gva train wrote")
-    report.add_argument("--out", type=Path, help="by default FOLDER/report, of the first folder")
+    given = "what gva compare or gva train wrote; or one TOML file that names several reports and the runs of each"
+    report.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help=given)
+    report.add_argument("--out", type=Path, help="by default FOLDER/report, of the first folder; NAME/ for NAME.toml")
     report.add_argument("--baseline", help="the row that differences are taken against; by default gqa")
     report.add_argument("--decode-csv", type=Path, help="measured decode speed to show, as gva bench decode writes it")
     report.add_argument("--archive", type=Path, help="also copy the runs there, without weights and with fewer steps")
@@ -16,12 +17,29 @@ def add(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    write(arguments.folders, arguments.out or arguments.folders[0] / "report", arguments.baseline, arguments.decode_csv)
+    first = arguments.folders[0]
+    if first.suffix == ".toml":
+        return _write_all(first, arguments)
+    write(arguments.folders, arguments.out or first / "report", arguments.baseline, arguments.decode_csv)
     if arguments.archive is not None:
         from gva.study.archive import archive
 
         count = archive(arguments.folders, arguments.archive)
         print(f"{arguments.archive}: {count} run{'s' if count != 1 else ''}")
+    return 0
+
+
+def _write_all(path: Path, arguments: argparse.Namespace) -> int:
+    """Every report of a list, each in a folder of its name."""
+    from gva.errors import check
+    from gva.study.reports import read_reports
+
+    others = " ".join(map(str, arguments.folders[1:]))
+    given = {"FOLDER": others, "--baseline": arguments.baseline, "--archive": arguments.archive}
+    for name, value in given.items():
+        check(not value, name, str(value), f"goes with folders; {path} says what is reported, so give it alone")
+    for name, report in read_reports(path).items():
+        write(report.folders, (arguments.out or path.with_suffix("")) / name, report.baseline, arguments.decode_csv)
     return 0
 
 

@@ -1,0 +1,38 @@
+"""Reports by name: a TOML file says of which runs each is made, so that a run lies in one place and stands in many."""
+
+import tomllib
+from dataclasses import dataclass
+from glob import glob
+from pathlib import Path
+
+from gva.errors import check
+from gva.study.results import Results, load
+
+
+@dataclass(frozen=True)
+class Report:
+    folders: list[Path]
+    baseline: str | None
+
+    def load(self) -> Results:
+        return load(self.folders, self.baseline)
+
+
+def read_reports(path: Path) -> dict[str, Report]:
+    """A table for each report: `runs`, folders or patterns from where the file lies, and maybe `baseline`."""
+    try:
+        content = tomllib.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path}: not readable ({error})") from error
+    check(bool(content), "FILE", str(path), "names no report; give each a table with its runs")
+    return {name: _report(path, name, table) for name, table in content.items()}
+
+
+def _report(path: Path, name: str, table: object) -> Report:
+    fine = isinstance(table, dict) and {"runs"} <= table.keys() <= {"runs", "baseline"}
+    check(fine, name, table, f"{path} needs a table [{name}] with runs, a list, and maybe baseline")
+    assert isinstance(table, dict)
+    found = {pattern: sorted(glob(pattern, root_dir=path.parent)) for pattern in table["runs"]}
+    for pattern, folders in found.items():
+        check(bool(folders), "runs", pattern, f"nothing like it beside {path}; mend the report {name}")
+    return Report([path.parent / f for folders in found.values() for f in folders], table.get("baseline"))
