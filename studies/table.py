@@ -14,13 +14,14 @@ from typing import Any
 from gva import cost
 from gva.report.curves import induction, task_score
 from gva.report.tables import Table, difference, fill, signed, spread
+from gva.study.reports import read_reports
 from gva.study.results import TASKS, ComparedRow, Results, Run, load, score, standard_error
 from gva.study.statistics import FEWEST, Estimate, paired
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "results.md"
-STUDY = ROOT / "results" / "small-h200"
-MOTION = ROOT / "results" / "key-motion.csv"
+RESULTS = ROOT / "results"
+MOTION = RESULTS / "key-motion.csv"
 MAPS = [f"maps-x{factor}" for factor in (2, 4, 8, 16, 32)]
 BEST = MAPS[-1]
 INIT = ["gva-baseline", "gva-variance-fixed", "gva-scale-matched"]
@@ -226,13 +227,18 @@ def few(loss: Estimate) -> str:
     return ", ".join(f"{loss.values[seed]:.3f}" for seed in sorted(loss.values))
 
 
-def recipes_table(folder: pathlib.Path) -> str:
+def at_recipe(name: str, recipe: str) -> ComparedRow | None:
+    """A row as steps 1 to 3 trained it at a recipe, under its own name; None where they did not."""
+    folders = sorted(RESULTS.glob(f"small/[1-3]-*/runs/{name}{recipe}"))
+    return replace(load(folders).rows[0], name=name) if folders else None
+
+
+def recipes_table() -> str:
     """The rows that decide the claim at each recipe, against GQA at the same one, and on fresh seeds."""
     inside = [where_measured(column) for column in (*MECHANISM, OVER_VALUES)]
     lines, fresh, titles = [], [], []
     for recipe, told in RECIPES.items():
-        there = [name for name in SWEPT if (folder / (name + recipe)).is_dir()]
-        rows = {name: replace(load([folder / (name + recipe)]).rows[0], name=name) for name in there}
+        rows = {name: row for name in SWEPT if (row := at_recipe(name, recipe))}
         columns = [SEEDS, LOSS, MEDIAN, RANGE, against(rows["gqa"]), START, *inside]
         titles = [title for title, _ in columns]
         lines += [[f"`{name}`", told, *(read(row) for _, read in columns)] for name, row in rows.items()]
@@ -309,11 +315,11 @@ def medium_table(results: Results) -> str:
     return f"{grid(header, lines)}\n\n{inside}"
 
 
-def first_layer_table(small: Results, seeds: pathlib.Path, medium: Results) -> str:
+def first_layer_table(small: Results, medium: Results) -> str:
     """Sizes of what the first layer makes, when first looked at and at the end."""
     pair, slow = ["gqa", "gva-drope-16"], "-slow-start"
     found = [("31M, 1e-3", small.row(name)) for name in (*pair, BEST)]
-    found += [(f"31M, {RECIPES[slow]}", replace(load([seeds / (n + slow)]).rows[0], name=n)) for n in pair]
+    found += [(f"31M, {RECIPES[slow]}", row) for name in pair if (row := at_recipe(name, slow))]
     found += [("112M, 1.5e-3, warm-up 600", medium.row(name)) for name in pair]
     parts = {"q_nope": "queries", "k_nope": "keys", "v": "values", "k_rope": "positional key"}
     lines = []
@@ -356,19 +362,18 @@ def motion_table() -> str:
 
 def pages() -> dict[pathlib.Path, str]:
     """The page and what it should hold."""
-    small, longer = load([STUDY / "runs"], "gqa"), load([STUDY / "longer" / "runs"], "gqa-longer")
-    rates, context, medium = (load([STUDY / name / "runs"], "gqa") for name in ("rates", "context", "medium"))
-    position = load([STUDY / "position" / "runs"], "gva-drope-16")
+    results = {name: report.load() for name, report in read_reports(RESULTS / "reports.toml").items()}
+    small, medium = results["small"], results["medium"]
     tables = {
         "gap": gap_table(small, "gqa", ["gva-drope-16", BEST], every=100),
-        "longer": gap_table(longer, "gqa-longer", ["gva-drope-16-longer"], every=300),
+        "longer": gap_table(results["small-longer"], "gqa-longer", ["gva-drope-16-longer"], every=300),
         "variants": variants_table(small),
-        "rates": rates_table(rates),
-        "recipes": recipes_table(STUDY / "seeds" / "runs"),
-        "position": position_table(position),
-        "context": context_table(context),
+        "rates": rates_table(results["small-rates"]),
+        "recipes": recipes_table(),
+        "position": position_table(results["small-position"]),
+        "context": context_table(results["small-context"]),
         "medium": medium_table(medium),
-        "first-layer": first_layer_table(small, STUDY / "seeds" / "runs", medium),
+        "first-layer": first_layer_table(small, medium),
         "init": gap_table(small, INIT[0], INIT[1:], every=100),
         "maps": maps_table(small),
         "growth": rows_table(GROWTH, [LOSS, *map(growth, (100, 200, 400, 600, 800, 1200))], small),

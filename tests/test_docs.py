@@ -8,7 +8,9 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.mark.parametrize(("script", "files"), [("benchmarks/table.py", 4), ("studies/table.py", 1)])
+@pytest.mark.parametrize(
+    ("script", "files"), [("benchmarks/table.py", 4), ("studies/table.py", 1), ("studies/kept.py", 1)]
+)
 def test_tables_and_plots_are_current(script, files):
     pages = runpy.run_path(str(ROOT / script))["pages"]()
     assert len(pages) == files

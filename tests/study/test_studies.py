@@ -7,20 +7,25 @@ import pytest
 from gva import cost
 from gva.study.matrix import read_matrix
 
-STUDIES = sorted((Path(__file__).parents[2] / "studies").glob("*.toml"))
+FOLDER = Path(__file__).parents[2] / "studies"
+STUDIES = sorted(FOLDER.glob("*/*.toml"))
 
 
-@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+def step(path):
+    return f"{path.parent.name}/{path.stem}"
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=step)
 def test_every_row_is_a_different_model_or_recipe(path):
     matrix = read_matrix(path)
     built = [row.build(matrix.preset, 0) for row in matrix.rows]
     assert len({(str(config.to_dict()), str(recipe)) for config, recipe in built}) == len(matrix.rows)
-    tokens = {"1-longer": 3 * 78_643_200, "6-medium": 250_019_840}.get(path.stem, 78_643_200)
+    tokens = {"small/1-longer": 3 * 78_643_200, "medium/6-tasks": 250_019_840}.get(step(path), 78_643_200)
     assert all(recipe.tokens == tokens for _, recipe in built)
 
 
 def test_the_rows_that_decide_the_claim_have_the_caches_they_are_named_for():
-    deciding = [path for path in STUDIES if path.stem in ("1-seeds", "2-variants")]
+    deciding = [FOLDER / "small" / f"{name}.toml" for name in ("1-seeds", "2-variants")]
     rows = {row.name: row for path in deciding for row in read_matrix(path).rows}
     scalars = {
         name: cost.cache_scalars_per_token_per_layer(rows[name].build("small", 0)[0])
@@ -31,7 +36,7 @@ def test_the_rows_that_decide_the_claim_have_the_caches_they_are_named_for():
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("path", [p for p in STUDIES if p.stem.startswith("frontier")], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [p for p in STUDIES if p.parent.name == "frontier"], ids=step)
 def test_the_frontier_compares_models_of_one_size_and_recipe(path):
     matrix = read_matrix(path)
     built = {row.name: row.build(matrix.preset, row.seeds[0]) for row in matrix.rows}
