@@ -60,6 +60,8 @@ def test_two_ranks_give_the_loss_of_one(tmp_path, data, words):
     finish(command(data, tmp_path / "two", "--steps", "20", *words), ranks=2)
     one, two = (read_metrics(tmp_path / name, "step") for name in ("one", "two"))
     assert len(one) == len(two) == 20
+    told = [json.loads((tmp_path / name / "run.json").read_text())["hardware"] for name in ("one", "two")]
+    assert told == ["CPU", "2 x CPU"]
     assert [line["loss"] for line in two] == pytest.approx([line["loss"] for line in one], rel=1e-5)
     assert two[0]["grad_norm"] == pytest.approx(one[0]["grad_norm"], rel=1e-5)
     a, b = (AutoModelForCausalLM.from_pretrained(tmp_path / name / "model") for name in ("one", "two"))

@@ -29,13 +29,13 @@ def locked(out: Path) -> Iterator[None]:
         yield
 
 
-def claim(out: Path, identity: dict[str, Any], recipe: dict[str, Any]) -> None:
-    """Record what this run is, or refuse to go on with another run's checkpoints."""
+def claim(out: Path, identity: dict[str, Any], recipe: dict[str, Any], hardware: str) -> None:
+    """Record what this run is and where it runs, or refuse to go on with another run's checkpoints."""
     import torch  # for its version alone
 
     refuse_another(out, identity)
     versions = {"gva": gva.__version__, "torch": torch.__version__, "commit": commit()}
-    record = {"identity": identity, "recipe": recipe, "versions": versions}
+    record = {"identity": identity, "recipe": recipe, "versions": versions, "hardware": hardware}
     write_atomically(out / RUN, json.dumps(record, indent=2))
 
 

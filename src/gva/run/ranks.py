@@ -24,6 +24,11 @@ class Ranks:
     def first(self) -> bool:
         return self.rank == 0
 
+    @property
+    def hardware(self) -> str:
+        name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "CPU"
+        return name if self.world == 1 else f"{self.world} x {name}"
+
 
 @contextmanager
 def process_group(device: str | None = None) -> Iterator[Ranks]:

@@ -75,7 +75,7 @@ def train(
     tasks = measure.load_tasks(recipe, data / "tokenizer", config.max_position_embeddings)
     with process_group(device) as ranks, locked(out) if ranks.first else nullcontext():
         if ranks.first:
-            claim(out, identity_of(config, recipe, train_set, valid_set), asdict(recipe))
+            claim(out, identity_of(config, recipe, train_set, valid_set), asdict(recipe), ranks.hardware)
         dist.barrier(ranks.side)
         if is_done(out) and (out / MODEL).is_dir():
             return
