@@ -17,6 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gva import ops
 from gva.ops import flash
+from gva.ops.dense import Spans
 from gva.run.metrics import PEAK_FLOPS
 
 SHAPES = {  # H, G, d_h, d_r
@@ -31,7 +32,11 @@ def attention(backend: str, scale: float) -> Callable:
     """Causal attention of q, k, v [B, T, heads, d]."""
 
     def fa3(q, k, v):
-        return flash.dense(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), scale, True)[0].transpose(1, 2)
+        B, T = q.shape[:2]
+        starts = [T * i for i in range(B + 1)]
+        spans = Spans(starts, T * torch.arange(B + 1, dtype=torch.int32, device=q.device))
+        flat = (x.flatten(0, 1) for x in (q, k, v))
+        return flash.varlen(*flat, spans, spans, scale, True, None)[0].unflatten(0, (B, T))
 
     def sdpa(q, k, v):
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))

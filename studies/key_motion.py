@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from gva.attention import Attention
-from gva.attention.base import split_heads
+from gva.attention.gva import rebuild_keys
 from gva.data.batches import Batches
 from gva.data.shards import TokenDataset
 from gva.diagnostics import observe
@@ -113,7 +113,7 @@ def motions(
     """Layer, matrix, RMS of what its change since `before` does to the content keys, RMS of keys, RMS of values."""
     names = {module: name for name, module in model.named_modules() if isinstance(module, Attention)}
 
-    def look(module: Attention, hidden: Tensor, positions: Any) -> tuple[str, Attention, Tensor]:
+    def look(module: Attention, hidden: Tensor, rotation: Any) -> tuple[str, Attention, Tensor]:
         return names[module], module, hidden.float()
 
     for layer, (name, module, hidden) in enumerate(observe(model, lambda: model(text, use_cache=False), look)):
@@ -136,9 +136,7 @@ def motions(
 
 
 def rebuild(values: Tensor, maps: Tensor, module: Any, width: int) -> Tensor:
-    v = split_heads(values, width)
-    per_group = maps.unflatten(0, (v.shape[1], -1, module.config.content_dim))
-    return torch.einsum("bgtd,grnd->bgrtn", v, per_group)
+    return rebuild_keys(values.unflatten(-1, (-1, width)), maps.unflatten(0, (-1, module.config.content_dim)))
 
 
 def rms(x: Tensor) -> float:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gva import cost, diagnostics, ops
-    from gva.cache import PagedCache
     from gva.config import PRESETS, VARIANTS
-    from gva.generate import PagedGenerator
     from gva.model import GvaConfig, GvaForCausalLM, GvaModel
+    from gva.paged.cache import PagedCache
+    from gva.paged.generator import PagedGenerator
 
 try:
     __version__ = version("grouped-value-attention")
@@ -25,8 +25,8 @@ _HOME = {
     "GvaConfig": "gva.model",
     "GvaForCausalLM": "gva.model",
     "GvaModel": "gva.model",
-    "PagedCache": "gva.cache",
-    "PagedGenerator": "gva.generate",
+    "PagedCache": "gva.paged.cache",
+    "PagedGenerator": "gva.paged.generator",
     "PRESETS": "gva.config",
     "VARIANTS": "gva.config",
 }

@@ -12,9 +12,9 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
+from gva.attention import Row, choices, class_of, names
 from gva.errors import check, check_choice, nearest
 
-ATTENTIONS = ("mha", "mqa", "gqa", "mla", "shared_kv", "gva", "gta")
 ROPE_TYPES = ("default", "linear", "yarn")
 
 # The paper's rows and more. A variant says how keys come about; a preset says how large the model is.
@@ -104,6 +104,11 @@ _TRANSFORMERS_EXTRAS = frozenset(
         "quantization_config",
     }
 )
+# Fields that one attention alone has a use for, and what to say to others.
+_OPTIONAL = {
+    "map_init": "only attention='gva' has maps to initialise",
+    "latent_dim": "only attention='mla' has a latent",
+}
 _DERIVED: Any = None  # the default of a field that takes the value its attention calls for
 
 
@@ -117,7 +122,7 @@ class GvaConfig(PreTrainedConfig):
     num_attention_heads: H. num_value_groups: G, the key-value heads of GQA; H for mha, 1 for mqa. MLA has no
         groups; G then only sets the default of latent_dim.
     value_head_dim: d_h, by default hidden_size / H.
-    attention: mha | mqa | gqa | mla | shared_kv | gva | gta.
+    attention: mha | mqa | gqa | mla | shared_kv | gva | gta, or one that was registered.
     positional: 'rope' rotates whole heads; 'decoupled' adds one shared rotated slice (gva, mla, gta).
     rope_dim: d_r, the width of that slice. rope_allocation: 'carved' takes it out of the head (d_n = d_h - d_r),
         'additive' puts it beside (d_n = d_h; gva only).
@@ -165,7 +170,7 @@ class GvaConfig(PreTrainedConfig):
         self._check_types()
         self._resolve_attention()
         self._resolve_rope(kwargs.pop("rope_scaling", None))
-        self.base_model_tp_plan = tensor_parallel_plan(self.attention)
+        self.base_model_tp_plan = tensor_parallel_plan(self)
         super().__post_init__(**kwargs)
         check_choice("rope_parameters['rope_type']", self.rope_parameters["rope_type"], ROPE_TYPES)
         try:
@@ -192,7 +197,7 @@ class GvaConfig(PreTrainedConfig):
                 _check_positive(name, getattr(self, name))
 
     def _resolve_attention(self) -> None:
-        check_choice("attention", self.attention, ATTENTIONS)
+        check_choice("attention", self.attention, names())
         H = self.num_attention_heads
         if self.value_head_dim is None:
             check(
@@ -202,52 +207,37 @@ class GvaConfig(PreTrainedConfig):
                 f"must be divisible by num_attention_heads={H} unless value_head_dim is given",
             )
             self.value_head_dim = self.hidden_size // H
+        classes = choices(self.attention)
+        fixed = classes[0].fixed_groups(H)
         if self.num_value_groups is None:
-            self.num_value_groups = {"mha": H, "mqa": 1}.get(self.attention, max(1, H // 4))
-        G, d_h = self.num_value_groups, self.value_head_dim
+            self.num_value_groups = fixed or max(1, H // 4)
+        G = self.num_value_groups
         check(H % G == 0, "num_value_groups", G, f"must divide num_attention_heads={H}")
-        if self.attention == "mha":
-            check(G == H, "num_value_groups", G, f"mha has one group per head: must be {H}")
-        if self.attention == "mqa":
-            check(G == 1, "num_value_groups", G, "mqa has one group: must be 1")
-
-        decoupled = {"gva": ("decoupled", "rope"), "mla": ("decoupled",), "gta": ("decoupled",)}
-        allowed = decoupled.get(self.attention, ("rope",))
+        if fixed is not None:
+            what = "one group" if fixed == 1 else "one group per head"
+            check(fixed == G, "num_value_groups", G, f"{self.attention} has {what}: must be {fixed}")
+        allowed = [known.positional for known in classes]
         self.positional = allowed[0] if self.positional is None else self.positional
         check_choice("positional", self.positional, allowed, f"attention={self.attention!r}")
-        self._resolve_slice(d_h)
+        chosen = class_of(self)
+        for name, why in _OPTIONAL.items():
+            if name not in chosen.fields:
+                self._refuse(name, why)
+        chosen.settle(self)
+        self._resolve_slice(chosen.allocations)
 
-        if self.attention == "gva":
-            self.map_init = self.map_init or "scale_matched"
-            check_choice("map_init", self.map_init, ("scale_matched", "standard"))
-        else:
-            self._refuse("map_init", "only attention='gva' has maps to initialise")
-        if self.attention == "mla":
-            self.latent_dim = self.latent_dim or G * d_h
-        else:
-            self._refuse("latent_dim", "only attention='mla' has a latent")
-
-    def _resolve_slice(self, d_h: int) -> None:
+    def _resolve_slice(self, allocations: tuple[str, ...]) -> None:
+        d_h = self.value_head_dim
         if self.positional == "rope":
             why = f"only positional='decoupled' has a slice (attention={self.attention!r} has 'rope')"
             self._refuse("rope_dim", why)
             self._refuse("rope_allocation", why)
             check(d_h % 2 == 0, "value_head_dim", d_h, "must be even, because the whole head is rotated")
             return
-        if self.attention == "gta":
-            check(d_h % 4 == 0, "value_head_dim", d_h, "gta rotates half of a head: must be divisible by 4")
-            self.rope_dim = d_h // 2 if self.rope_dim is None else self.rope_dim
-            check(
-                self.rope_dim == d_h // 2,
-                "rope_dim",
-                self.rope_dim,
-                f"gta has value_head_dim / 2 = {d_h // 2}",
-            )
         self.rope_dim = 16 if self.rope_dim is None else self.rope_dim
         check(self.rope_dim % 2 == 0, "rope_dim", self.rope_dim, "must be even: RoPE rotates pairs")
         self.rope_allocation = self.rope_allocation or "carved"
-        allowed = ("carved", "additive") if self.attention == "gva" else ("carved",)
-        check_choice("rope_allocation", self.rope_allocation, allowed, f"attention={self.attention!r}")
+        check_choice("rope_allocation", self.rope_allocation, allocations, f"attention={self.attention!r}")
         if self.rope_allocation == "carved":
             check(
                 self.rope_dim < d_h,
@@ -301,14 +291,19 @@ class GvaConfig(PreTrainedConfig):
         return self.rope_dim or self.value_head_dim
 
     @property
-    def absorbs(self) -> bool:
-        """Whether the key map can be moved into the query, so that decoding needs no content key."""
-        return self.positional == "decoupled"
+    def row(self) -> Row:
+        """What is cached of a token in each layer."""
+        return class_of(self).row(self)
 
     @property
-    def caches_values_only(self) -> bool:
+    def absorbs(self) -> bool:
+        """Whether the key map can be moved into the query, so that decoding needs no content key."""
+        return class_of(self).absorbs
+
+    @property
+    def rotates_late(self) -> bool:
         """Whether the cache is V alone, keys being rebuilt and rotated at each step."""
-        return self.positional == "rope" and self.attention in ("gva", "shared_kv")
+        return class_of(self).rotates_late
 
     # ---- presets, variants, foreign configs ----
 
@@ -406,27 +401,17 @@ def check_ranks(config: GvaConfig, ranks: int) -> None:
     """Refuse tensor parallelism that would cut a head or a group in two."""
     H, G = config.num_attention_heads, config.num_value_groups
     check(H % ranks == 0, "num_attention_heads", H, f"cannot be split over {ranks} tensor-parallel ranks")
-    whole = config.attention == "mla" or G % ranks == 0
+    whole = all(part.shared or part.heads % ranks == 0 for part in config.row.parts)
     check(whole, "num_value_groups", G, f"cannot be split over {ranks} tensor-parallel ranks; use at most {G}")
 
 
-def tensor_parallel_plan(attention: str) -> dict[str, str]:
+def tensor_parallel_plan(config: GvaConfig) -> dict[str, str]:
     """How transformers shards each projection: heads and groups split, what all heads share replicated."""
-    shared = "replicated_with_grad_allreduce"
-    projections = {
-        "mla": {
-            "latent_proj": shared,
-            "latent_norm": shared,
-            "k_rope_proj": shared,
-            "k_up_proj": "colwise",
-            "v_up_proj": "colwise",
-        },
-        "gva": {"v_proj": "colwise", "key_map": "colwise", "k_rope_proj": shared},
-        "gta": {"v_proj": "colwise", "k_rope_proj": shared},
-        "shared_kv": {"v_proj": "colwise"},
-    }.get(attention, {"k_proj": "colwise", "v_proj": "colwise"})
-    layer = {f"self_attn.{name}": style for name, style in projections.items()}
-    layer |= {"self_attn.q_proj": "colwise", "self_attn.q_norm": shared, "self_attn.o_proj": "rowwise"}
+    shared, chosen = "replicated_with_grad_allreduce", class_of(config)
+    styles = {name: shared if part.shared else "colwise" for name, part in chosen.projections(config).items()}
+    styles |= dict.fromkeys(chosen.maps(config), "colwise") | dict.fromkeys((*chosen.norms(config), "q_norm"), shared)
+    layer = {f"self_attn.{name}": style for name, style in styles.items()}
+    layer |= {"self_attn.q_proj": "colwise", "self_attn.o_proj": "rowwise"}
     layer |= {"mlp.gate_proj": "colwise", "mlp.up_proj": "colwise", "mlp.down_proj": "rowwise"}
     return {f"layers.*.{name}": style for name, style in layer.items()}
 
@@ -443,7 +428,8 @@ def _overridden(base: dict[str, Any], overrides: dict[str, Any]) -> dict[str, An
 
 def _fit_groups(size: dict[str, Any], variant: str) -> dict[str, Any]:
     """mha and mqa have as many groups as their name says, whatever the size asks for."""
-    fixed = {"mha": size["num_attention_heads"], "mqa": 1}.get(VARIANTS[variant]["attention"])
+    (chosen, *_) = choices(VARIANTS[variant]["attention"])
+    fixed = chosen.fixed_groups(size["num_attention_heads"])
     return size if fixed is None else {**size, "num_value_groups": fixed}
 
 

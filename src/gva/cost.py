@@ -9,42 +9,33 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from gva.attention import class_of
 from gva.errors import check, check_choice
+from gva.ops import packed_row_bytes
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
-ROW_ALIGNMENT = 16  # bytes: an fp8 row is padded so that every row can be read with 16-byte loads
 SIZE_UNITS = {"GiB": 2**30, "MiB": 2**20, "TiB": 2**40, "GB": 10**9, "MB": 10**6, "TB": 10**12, "B": 1}
 
 
-def cache_streams(config: Any) -> tuple[int, int]:
-    """Scalars per token and layer that stay in the cache: content (keys, values, latent) and positional slice."""
-    values = config.num_value_groups * config.value_head_dim
-    if config.attention in ("mha", "mqa", "gqa"):
-        return 2 * values, 0
-    if config.attention == "mla":
-        return config.latent_dim, config.rope_dim
-    return values, config.rope_dim or 0
-
-
 def cache_scalars_per_token_per_layer(config: Any) -> int:
-    return sum(cache_streams(config))
+    return config.row.scalars
 
 
 def cache_row_bytes(config: Any, dtype: str = "bfloat16") -> int:
     """Bytes per token and layer.
 
     fp8 keeps the positional slice in bfloat16 and adds one float32 scale per token and group (one for MLA's
-    latent), the row padded to 16 bytes; for GQA it is FlashAttention's format, e4m3 with scales outside the rows.
+    latent), the row padded to 16 bytes; without a slice it is FlashAttention's format, e4m3 with scales outside the
+    rows.
     """
     check_choice("dtype", dtype, DTYPE_BYTES)
-    content, slice_width = cache_streams(config)
+    row = config.row
     if dtype != "fp8":
-        return (content + slice_width) * DTYPE_BYTES[dtype]
-    if config.attention in ("mha", "mqa", "gqa"):
-        return content
-    scales = 1 if config.attention == "mla" else config.num_value_groups
-    row = content + 2 * slice_width + 4 * scales
-    return -(-row // ROW_ALIGNMENT) * ROW_ALIGNMENT
+        return row.scalars * DTYPE_BYTES[dtype]
+    if not row.packs:
+        return row.scalars
+    (state,) = row.content
+    return packed_row_bytes(state.heads, state.width, row.rope.width)
 
 
 def cache_bytes_per_token(config: Any, dtype: str = "bfloat16") -> int:
@@ -53,25 +44,12 @@ def cache_bytes_per_token(config: Any, dtype: str = "bfloat16") -> int:
 
 
 def attention_parameters(config: Any) -> dict[str, int]:
-    """Weights of one attention, by the names of its projections."""
-    hidden, H, d_h = config.hidden_size, config.num_attention_heads, config.value_head_dim
-    d_n, values = config.content_dim, config.num_value_groups * config.value_head_dim
-    parts = {"q_proj": hidden * H * config.score_dim, "o_proj": H * d_h * hidden}
-    if config.query_norm:
-        parts["q_norm"] = config.score_dim
-    if config.attention == "mla":
-        latent = config.latent_dim
-        parts |= {"latent_proj": hidden * latent, "latent_norm": latent}
-        parts |= {"k_up_proj": latent * H * d_n, "v_up_proj": latent * H * d_h}
-    else:
-        parts["v_proj"] = hidden * values
-    if config.attention in ("mha", "mqa", "gqa"):
-        parts["k_proj"] = hidden * values
-    if config.attention == "gva":
-        parts["key_map"] = H * d_h * d_n
-    if config.positional == "decoupled":
-        parts["k_rope_proj"] = hidden * config.rope_dim
-    return parts
+    """Weights of one attention, by the names of its projections, maps and norms."""
+    hidden, H, chosen = config.hidden_size, config.num_attention_heads, class_of(config)
+    parts = {"q_proj": hidden * H * config.score_dim, "o_proj": H * config.value_head_dim * hidden}
+    parts |= {name: hidden * part.size for name, part in chosen.projections(config).items()}
+    parts |= {name: H * width * inner for name, (width, inner) in chosen.maps(config).items()}
+    return parts | chosen.norms(config)
 
 
 def parameters(config: Any) -> dict[str, int]:
@@ -116,15 +94,10 @@ def decode_step(
     check_choice("dtype", dtype, ("float32", "bfloat16", "float16"))
     check(batch > 0, "batch", batch, "must be positive")
     check(context > 0, "context", context, "must be positive")
-    weights, layers, d_h = parameters(config), config.num_hidden_layers, config.value_head_dim
-    if config.attention == "mla":
-        score, value = config.latent_dim + config.rope_dim, config.latent_dim
-    elif config.attention == "gta":  # keys are a view of the values: the unabsorbed score is free, and narrower
-        score, value = config.score_dim, d_h
-    else:
-        score, value = d_h + (config.rope_dim or 0), d_h
+    weights, layers, chosen = parameters(config), config.num_hidden_layers, class_of(config)
+    score, value = chosen.decode_widths(config)
     matrices = {name: size for name, size in attention_parameters(config).items() if not name.endswith("_norm")}
-    rebuilding = 0 if config.absorbs else matrices.pop("key_map", 0)
+    rebuilding = sum(matrices.pop(name) for name in chosen.maps(config)) if chosen.rotates_late else 0
     per_cached_token = layers * (config.num_attention_heads * (score + value) + rebuilding)
     per_new_token = layers * sum(matrices.values()) + weights["feed_forward"] + config.vocab_size * config.hidden_size
     read = weights["total"] - (0 if config.tie_word_embeddings else weights["embedding"])

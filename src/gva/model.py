@@ -21,10 +21,11 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from gva.attention import Attention, build
-from gva.attention.base import RMSNorm
+from gva.attention import Attention, RMSNorm, build
+from gva.attention.base import Attend
 from gva.attention.init import draw, weight_std
-from gva.attention.rope import tables
+from gva.attention.rope import Rotation, tables
+from gva.caches import SideBySide
 from gva.config import GvaConfig, check_ranks, refuse_misspelt
 from gva.weights import replacing, verify_folder
 
@@ -48,8 +49,8 @@ class DecoderLayer(GradientCheckpointingLayer):
         self.input_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
-    def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:
-        attended, _ = self.self_attn(self.input_layernorm(hidden_states), **kwargs)
+    def forward(self, hidden_states: Tensor, rotation: Rotation, attend: Attend) -> Tensor:
+        attended, _ = self.self_attn(self.input_layernorm(hidden_states), rotation, attend)
         hidden_states = hidden_states + attended
         return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
 
@@ -148,7 +149,7 @@ class GvaModel(GvaPreTrainedModel):
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
         held = past_key_values
-        if use_cache and held is None:
+        if use_cache and held is None and not (self.gradient_checkpointing and self.training):
             past_key_values = DynamicCache(config=self.config)
         capacity = self._check_cache(held, inputs_embeds.shape[1])
         past = 0 if held is None else held.get_seq_length()
@@ -166,28 +167,21 @@ class GvaModel(GvaPreTrainedModel):
         )
         position_ids = slots if position_ids is None else position_ids
         # Keys rebuilt from cached values are rotated by cache slot, so their queries must be too.
-        by_slot = self.config.caches_values_only and past_key_values is not None
-        position_embeddings = tables(self.config, slots if by_slot else position_ids, inputs_embeds.dtype)
-        key_position_embeddings = position_embeddings
+        by_slot = self.config.rotates_late and past_key_values is not None
+        rotation = tables(self.config, slots if by_slot else position_ids, inputs_embeds.dtype)
+        key_rotation = rotation
         if by_slot:
             held_slots = capacity if capacity > 0 else past + inputs_embeds.shape[1]
             every_slot = torch.arange(held_slots, device=inputs_embeds.device)[None]
-            key_position_embeddings = tables(self.config, every_slot, inputs_embeds.dtype)
-        hidden_states = self.run_layers(
-            inputs_embeds,
-            position_embeddings=position_embeddings,
-            key_position_embeddings=key_position_embeddings,
-            attention_mask=mask,
-            past_key_values=past_key_values,
-            attention_form=attention_form,
-            **kwargs,
-        )
+            key_rotation = tables(self.config, every_slot, inputs_embeds.dtype)
+        attend = SideBySide(mask, past_key_values, attention_form, key_rotation, kwargs)
+        hidden_states = self.run_layers(inputs_embeds, rotation, attend)
         return BaseModelOutputWithPast(last_hidden_state=hidden_states, past_key_values=past_key_values)
 
-    def run_layers(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:
+    def run_layers(self, hidden_states: Tensor, rotation: Rotation, attend: Attend) -> Tensor:
         """All layers and the last norm: what may be compiled as one, the mask having been decided outside."""
         for layer in self.layers:
-            hidden_states = layer(hidden_states, **kwargs)
+            hidden_states = layer(hidden_states, rotation, attend)
         return self.norm(hidden_states)
 
     def _check_length(self, queries: int, past: Any) -> None:

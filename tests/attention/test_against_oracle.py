@@ -8,6 +8,7 @@ from transformers import DynamicCache
 from gva import VARIANTS
 from gva.attention import build
 from gva.attention.rope import tables
+from gva.caches import SideBySide
 from models import DECOUPLED, tiny_config
 from oracle import attend_all, decode_gva
 
@@ -31,13 +32,8 @@ def run(module, config, x, form=None, cached=False):
         positions = torch.arange(T)[None, step : step + 1] if cached else torch.arange(T)[None]
         held = torch.arange(step + 1 if cached else T)[None]
         with torch.no_grad():
-            out, _ = module(
-                part,
-                position_embeddings=tables(config, positions, x.dtype),
-                key_position_embeddings=tables(config, held, x.dtype),
-                past_key_values=cache,
-                attention_form=form,
-            )
+            attend = SideBySide(cache=cache, form=form, key_rotation=tables(config, held, x.dtype))
+            out, _ = module(part, tables(config, positions, x.dtype), attend)
         outputs.append(out)
     return torch.cat(outputs, 1)[0].numpy()
 

@@ -11,8 +11,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from gva import VARIANTS, GvaConfig, GvaForCausalLM
 from gva.attention import build
-from gva.attention.base import eager_attention
 from gva.attention.rope import tables
+from gva.caches import SideBySide, eager_attention
 from models import DECOUPLED, tiny_config, tiny_model, tokens
 
 
@@ -155,7 +155,7 @@ def test_low_precision_error_is_that_of_eager(variant, dtype, form):
         config._attn_implementation = implementation
         module.to(precision)
         embeddings = tables(config, positions, precision)
-        out, _ = module(x.to(precision), embeddings, attention_mask=mask.to(precision), attention_form=form)
+        out, _ = module(x.to(precision), embeddings, SideBySide(mask.to(precision), form=form))
         return out.double()
 
     assert within_budget(run("sdpa", dtype), run("eager", dtype), run("eager", torch.float64), dtype)

@@ -45,12 +45,12 @@ def test_default_frequencies_are_powers_of_the_base():
 @pytest.mark.parametrize("shift", [1, 50])
 def test_scores_depend_on_differences_of_positions(shift):
     config = tiny_config("gva-drope-16")
-    q, k = torch.randn(2, 1, 1, 9, 16, dtype=torch.float64)
+    q, k = torch.randn(2, 9, 1, 16, dtype=torch.float64)  # one head
     positions = torch.arange(9)[None]
 
     def scores(positions):
         embeddings = tables(config, positions, torch.float64)
-        return rotate(q, embeddings) @ rotate(k, embeddings).mT
+        return rotate(q, embeddings)[..., 0, :] @ rotate(k, embeddings)[..., 0, :].mT
 
     torch.testing.assert_close(scores(positions), scores(positions + shift), rtol=0, atol=1e-12)
 
@@ -58,7 +58,7 @@ def test_scores_depend_on_differences_of_positions(shift):
 def test_the_yarn_attention_factor_scales_both_sides_of_a_score():
     plain = tiny_config("gva-drope-16", rope_parameters={**YARN, "attention_factor": 1.0})
     scaled = tiny_config("gva-drope-16", rope_parameters={**YARN, "attention_factor": 2.0})
-    x = torch.randn(1, 1, 5, 16, dtype=torch.float64)
+    x = torch.randn(1, 5, 1, 16, dtype=torch.float64)
     positions = torch.arange(5)[None]
     a, b = (rotate(x, tables(c, positions, torch.float64)) for c in (plain, scaled))
     torch.testing.assert_close(2 * a, b)
@@ -67,7 +67,7 @@ def test_the_yarn_attention_factor_scales_both_sides_of_a_score():
 def test_low_precision_models_keep_exact_angles():
     """Rounding a rotated bfloat16 number once costs eps / 2; rounding its angle first would cost far more."""
     config, positions = tiny_config("gqa"), torch.arange(100, 120)[None]
-    x = torch.randn(1, 1, 20, 32).to(torch.bfloat16)
+    x = torch.randn(1, 20, 1, 32).to(torch.bfloat16)
     got = rotate(x, tables(config, positions, torch.bfloat16)).double()
     exact = rotate(x.double(), tables(config, positions, torch.float64))
     assert (got - exact).abs().max() <= 0.51 * torch.finfo(torch.bfloat16).eps * exact.abs().max() * 1.01

@@ -6,6 +6,7 @@ import torch
 from gva import ops
 from gva.attention import build
 from gva.attention.rope import frequencies, tables
+from gva.caches import SideBySide
 from models import tiny_config
 
 B, T, PAGE = 2, 11, 4
@@ -16,14 +17,14 @@ B, T, PAGE = 2, 11, 4
 def test_a_layer_on_pages(variant):
     config = tiny_config(variant, rope_theta=100.0)
     config._attn_implementation = "sdpa"
+    (state,) = config.row.content
     module = build(config, 0).double().eval()
     for parameter in module.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     x = torch.randn(B, T, config.hidden_size, dtype=torch.float64)
-    expected, _ = module(x, tables(config, torch.arange(T)[None], torch.float64))
+    expected, _ = module(x, tables(config, torch.arange(T)[None], torch.float64), SideBySide())
 
-    # MLA is one group of latent width; GVA caches G groups of d_h.
-    G, width = (1, config.latent_dim) if variant == "mla" else (config.num_value_groups, config.value_head_dim)
+    G, width = state.heads, state.width  # MLA is one group of latent width; GVA caches G groups of d_h
     pages = -(-T // PAGE)
     table = torch.randperm(B * pages).view(B, pages).int()
     value_pages = torch.full((B * pages, PAGE, G, width), float("nan"), dtype=torch.float64)
@@ -35,12 +36,11 @@ def test_a_layer_on_pages(variant):
         hidden, rotation = x[:, t : t + 1], tables(config, torch.tensor([[t]]), torch.float64)
         slots = table[:, t // PAGE] * PAGE + t % PAGE
         positions = torch.full((B,), t)
-        state, k_rope = module.state(hidden).view(B, G, width), module.k_rope_proj(hidden)[:, 0]
-        ops.append(state, k_rope, value_pages, rope_pages, slots, positions=positions, cos=cos, sin=sin)
-        q, _, _ = module.project(hidden, (rotation, rotation), None, "absorbed")
-        q_absorbed, q_rope = q.transpose(1, 2).split((width, config.rope_dim), -1)
+        query, (new_state, _) = module.project(hidden, rotation)
+        k_rope = module.k_rope_proj(hidden)[:, 0]  # the op rotates it
+        ops.append(new_state[:, 0], k_rope, value_pages, rope_pages, slots, positions=positions, cos=cos, sin=sin)
         lengths = torch.full((B,), t + 1, dtype=torch.int32)
-        out = ops.paged_decode(q_absorbed, q_rope, value_pages, rope_pages, table, lengths, module.scaling)
-        values = module.values_of(out.transpose(1, 2), "absorbed")
-        got = module.o_proj(values.transpose(1, 2).flatten(2))
+        q_absorbed = module.absorb(query.content)
+        out = ops.paged_decode(q_absorbed, query.rope, value_pages, rope_pages, table, lengths, module.scaling)
+        got = module.o_proj(module.values_of(out).flatten(2))
         assert (got - expected[:, t : t + 1]).abs().max() < 1e-10

@@ -11,26 +11,45 @@ pytest.importorskip("vllm", reason="needs vLLM: make test-serve")
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gva.serve import attention, paths, rows
-from gva.serve.attention import GroupedValueAttention
-from gva.serve.backend import GvaImpl, StepBuilder, StepMetadata, slots_of
-from gva.serve.paths import Absorbed, Expanded
-from gva.serve.rows import Row
+from gva.attention import Part, Row
+from gva.attention import gva as gva_attention
+from gva.attention.base import JoinedQuery
+from gva.ops import dense, fast
+from gva.ops.dense import Spans
+from gva.paged import attend
+from gva.paged.attend import Absorbed, Expanded, slots_of
+from gva.paged.pages import storage
+from gva.serve import flash
+from gva.serve.attention import served
+from gva.serve.backend import GvaImpl, StepBuilder, StepMetadata
 
 H, BLOCK = 4, 16
+SERVED = served(gva_attention.GroupedValueAttention)
 
 
-class Layer(GroupedValueAttention):
+class Layer(SERVED):
     """An attention layer outside a model, whose cache holds noise in the shape that vLLM hands out."""
 
     def __init__(self, fp8=False, pages=12):
         torch.nn.Module.__init__(self)
-        self.row = Row(groups=2, width=32, rope_dim=16, dtype=torch.float32, fp8=fp8)
-        self.num_heads, self.content_dim, self.scale = H, 16, 32**-0.5
+        self.local_row, self.dtype, self.fp8 = Row((Part(2, 32),), Part(1, 16, shared=True)), torch.float32, fp8
+        self.config = SimpleNamespace(content_dim=16, rope_dim=16, value_head_dim=32, score_dim=32)
+        self.num_heads, self.scaling = H, 32**-0.5
         self.key_map = SimpleNamespace(weight=torch.randn(H, 16, 32) / 4)
         tokens = pages * BLOCK
-        self.kv_cache = torch.zeros(pages, 1, BLOCK, self.row.size, dtype=self.row.storage_dtype)
-        self.row.write(self.pages, torch.randn(tokens, 64), torch.randn(tokens, 16), torch.arange(tokens))
+        (((width,), dtype),) = storage(self.local_row, "rows", self.dtype, fp8)
+        self.kv_cache = torch.zeros(pages, 1, BLOCK, width, dtype=dtype)
+        self.pages.write((torch.randn(tokens, 2, 32), torch.randn(tokens, 16)), torch.arange(tokens))
+
+
+def run_alone(run, layer, q, out, row=()):
+    """q [N, H, d_qk] through one run of a step."""
+    with torch.no_grad():
+        run.attend(layer, layer.pages, JoinedQuery(q, 16), row, out)
+
+
+def spans(starts):
+    return Spans(starts, torch.tensor(starts, dtype=torch.int32))
 
 
 @pytest.mark.parametrize("fp8", [False, True])
@@ -49,7 +68,7 @@ def test_a_plan_is_refilled_in_place_and_its_workspace_shared(fp8, S):
         for planned in (plan, None):
             out = torch.full((2 * S, H, 32), float("nan"))
             run = Absorbed(slice(0, 2 * S), table, seq_lens, None, S, planned)
-            run.attend(layer, q, torch.empty(0), torch.empty(0), out)
+            run_alone(run, layer, q, out)
             outs.append(out)
         torch.testing.assert_close(outs[0], outs[1])
     assert len(buffers) == 1
@@ -65,7 +84,7 @@ def test_a_padded_step_of_a_full_graph(S):
     real, padded = 2, 4
     layer, builder = Layer(), StepBuilder.__new__(StepBuilder)
     builder.layer, builder.plans, builder.expands = layer, {}, True
-    builder.device, builder.reorder_batch_threshold = SimpleNamespace(type="cuda"), S
+    builder.kernel, builder.device, builder.reorder_batch_threshold = None, SimpleNamespace(type="cuda"), S
     table = torch.zeros(padded, 4, dtype=torch.int32)
     table[:real] = torch.randperm(11)[:8].reshape(real, 4) + 1
     seq_lens = torch.tensor([5, 50, 0, 0], dtype=torch.int32)
@@ -84,12 +103,12 @@ def test_a_padded_step_of_a_full_graph(S):
     assert run.tokens == slice(0, padded * S)
     assert run.cu_seqlens_q is None
     assert run.plan is builder.plans[padded, S]
-    q, nothing = torch.randn(padded * S, H, 32), torch.empty(0)
+    q = torch.randn(padded * S, H, 32)
     out, wanted = (torch.full((padded * S, H, 32), float("nan")) for _ in range(2))
     exact = Absorbed(slice(0, real * S), table[:real], seq_lens[:real], None, S, None)
-    exact.attend(layer, q[: real * S], nothing, nothing, wanted[: real * S])
+    run_alone(exact, layer, q[: real * S], wanted[: real * S])
     wanted[real * S :] = 0
-    run.attend(layer, q, nothing, nothing, out)
+    run_alone(run, layer, q, out)
     torch.testing.assert_close(out, wanted)
 
 
@@ -97,7 +116,7 @@ def test_a_prompt_that_attends_absorbed_has_no_kernel_of_its_own():
     """Kernels are compiled for each uniform number of new tokens: a prompt of any length must not count as one."""
     builder = StepBuilder.__new__(StepBuilder)
     builder.layer, builder.plans, builder.expands = Layer(), {}, False
-    builder.device, builder.reorder_batch_threshold = SimpleNamespace(type="cuda"), 1
+    builder.kernel, builder.device, builder.reorder_batch_threshold = None, SimpleNamespace(type="cuda"), 1
     starts = torch.tensor([0, 7], dtype=torch.int32)
     step = SimpleNamespace(
         query_start_loc=starts,
@@ -116,55 +135,66 @@ def test_a_prompt_that_attends_absorbed_has_no_kernel_of_its_own():
 
 
 def stand_in(
-    q, k, v, *, max_seqlen_q, cu_seqlens_q, max_seqlen_k, cu_seqlens_k, softmax_scale, causal, fa_version, out
-):
+    q, k, v, *, max_seqlen_q, cu_seqlens_q, max_seqlen_k, cu_seqlens_k, softmax_scale, causal, fa_version,
+    return_softmax_lse, out
+):  # fmt: skip
     """FlashAttention's varlen function: one width, causal to the end of the keys."""
-    assert causal
     assert fa_version == 3
+    assert return_softmax_lse
     assert k.shape == v.shape == (int(cu_seqlens_k[-1]), *q.shape[1:])
     assert cu_seqlens_q.dtype == cu_seqlens_k.dtype == torch.int32
-    out = torch.empty_like(q) if out is None else out
+    out, lse = torch.empty_like(q) if out is None else out, torch.empty(q.shape[1], len(q))
     bounds = zip(pairwise(cu_seqlens_q.tolist()), pairwise(cu_seqlens_k.tolist()), strict=True)
     for (a, b), (c, d) in bounds:
         assert b - a <= max_seqlen_q
         assert d - c <= max_seqlen_k
         scores = torch.einsum("shd,thd->hst", q[a:b], k[c:d]) * softmax_scale
-        hidden = torch.ones(b - a, d - c).triu(d - c - (b - a) + 1).bool()
-        out[a:b] = torch.einsum("hst,thd->shd", scores.masked_fill(hidden, float("-inf")).softmax(-1), v[c:d])
-    return out
+        if causal:
+            scores.masked_fill_(torch.ones(b - a, d - c).triu(d - c - (b - a) + 1).bool(), float("-inf"))
+        out[a:b] = torch.einsum("hst,thd->shd", scores.softmax(-1), v[c:d])
+        lse[:, a:b] = scores.logsumexp(-1)
+    return out, lse
 
 
 @pytest.mark.parametrize("key_width", [32, 48])  # additive: keys are wider
-def test_flash_attention_is_given_what_the_plain_path_computes(monkeypatch, key_width):
-    monkeypatch.setattr(paths, "flash", lambda: (stand_in, 3))
-    starts_q, starts_k = [0, 3, 10], [0, 20, 27]
-    on_device = [torch.tensor(x, dtype=torch.int32) for x in (starts_q, starts_k)]
-    run = Expanded(slice(0, 10), *on_device, starts_q, starts_k, None)
+@pytest.mark.parametrize("with_lse", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+def test_flash_attention_is_given_what_the_plain_path_computes(monkeypatch, key_width, with_lse, causal):
+    monkeypatch.setattr(flash, "_found", lambda: (stand_in, 3))
     q, k, v = torch.randn(10, H, key_width), torch.randn(27, H, key_width), torch.randn(27, H, 32)
-    outs = [torch.empty(10, H, 32) for _ in range(2)]
-    run._flash(q, k, v, 0.2, outs[0])
-    run._plain(q, k, v, 0.2, outs[1])
-    torch.testing.assert_close(*outs)
+    found = []
+    for kernel in (flash.varlen, None):
+        out = torch.empty(10, H, 32)
+        queries, keys = spans([0, 3, 10]), spans([0, 20, 27])
+        given, lse = dense.attend(q, k, v, queries, keys, 0.2, causal, out=out, with_lse=with_lse, kernel=kernel)
+        assert given.data_ptr() == out.data_ptr()
+        found.append((out, lse) if with_lse else (out,))
+    for ours, plain in zip(*found, strict=True):
+        torch.testing.assert_close(ours, plain)
 
 
 @pytest.mark.parametrize("fp8", [False, True])
-def test_expanded_reads_what_absorbed_reads(fp8):
-    """A piece of a prompt whose earlier tokens are cached: both ways see the same rows."""
+@pytest.mark.parametrize("at_a_time", [7, 1000])
+def test_expanded_reads_what_absorbed_reads(fp8, at_a_time, monkeypatch):
+    """A piece of a prompt whose earlier tokens are cached, at once or part by part: both ways see the same rows."""
+    monkeypatch.setattr(attend, "EXPANDED_TOKENS", at_a_time)
     layer = Layer(fp8)
     table = torch.randperm(12)[:8].reshape(2, 4).int()
-    lengths, starts_q, starts_k = torch.tensor([40, 21], dtype=torch.int32), [0, 5, 9], [0, 40, 61]
-    cu_q, cu_k = (torch.tensor(x, dtype=torch.int32) for x in (starts_q, starts_k))
-    slots = slots_of(table, cu_k, 61, BLOCK)
-    q = torch.randn(9, H, 32)
-    outs = [torch.empty(9, H, 32) for _ in range(2)]
-    nothing = torch.empty(0)
-    runs = (
-        Expanded(slice(0, 9), cu_q, cu_k, starts_q, starts_k, slots),
-        Absorbed(slice(0, 9), table, lengths, cu_q, 5, None),
-    )
-    for run, out in zip(runs, outs, strict=True):
-        run.attend(layer, q, nothing, nothing, out)
-    torch.testing.assert_close(*outs)
+    for lengths, starts_q, starts_k in (([40, 21], [0, 5, 9], [0, 40, 61]), ([50], [0, 6], [0, 50])):
+        if at_a_time < 50 and len(lengths) > 1:
+            continue  # a sequence that is too long goes alone
+        queries, keys, new = spans(starts_q), spans(starts_k), starts_q[-1]
+        own = table[: len(lengths)]
+        slots = slots_of(own, keys, BLOCK)
+        ends = [keys.starts[i + 1] - (b - a) + j for i, (a, b) in enumerate(pairwise(starts_q)) for j in range(b - a)]
+        row = layer.pages.read(slots[torch.tensor(ends)])
+        q, outs = torch.randn(new, H, 32), [torch.empty(new, H, 32) for _ in range(2)]
+        longest, seq_lens = queries.longest, torch.tensor(lengths, dtype=torch.int32)
+        expanded = Expanded(slice(0, new), queries, keys, slots)
+        absorbed = Absorbed(slice(0, new), own, seq_lens, queries.on_device, longest, None)
+        for run, out in zip((expanded, absorbed), outs, strict=True):
+            run_alone(run, layer, q, out, row)
+        torch.testing.assert_close(*outs)
 
 
 class Recorded(TorchDispatchMode):
@@ -198,17 +228,17 @@ def test_nothing_of_a_step_is_copied_from_the_host(monkeypatch):
     """A copy from pageable memory may wait until the GPU has done all before it."""
     builder = StepBuilder.__new__(StepBuilder)
     builder.layer, builder.plans, builder.expands = Layer(), {}, True
-    builder.device, builder.reorder_batch_threshold = SimpleNamespace(type="cuda"), 1
+    builder.kernel, builder.device, builder.reorder_batch_threshold = None, SimpleNamespace(type="cuda"), 1
     monkeypatch.setattr(StepBuilder, "plan", lambda *arguments: "a plan")
     step = mixed_step()
     with Recorded() as recorded:
         decodes, prompts = builder.build(0, step).runs
     assert not [name for name in recorded.names if "lift_fresh" in name or "item" in name or "local_scalar" in name]
     assert (decodes.tokens, decodes.plan) == (slice(0, 2), "a plan")
-    assert (prompts.tokens, prompts.max_seqlen_q, prompts.max_seqlen_k) == (slice(2, 15), 8, 40)
-    assert prompts.cu_seqlens_q.tolist() == prompts.starts_q == [0, 8, 13]
-    assert prompts.cu_seqlens_k.tolist() == prompts.starts_k == [0, 40, 45]
-    assert prompts.cu_seqlens_q.dtype == prompts.cu_seqlens_k.dtype == torch.int32
+    assert (prompts.tokens, prompts.queries.longest, prompts.keys.longest) == (slice(2, 15), 8, 40)
+    assert prompts.queries.on_device.tolist() == prompts.queries.starts == [0, 8, 13]
+    assert prompts.keys.on_device.tolist() == prompts.keys.starts == [0, 40, 45]
+    assert prompts.queries.on_device.dtype == prompts.keys.on_device.dtype == torch.int32
     table = step.block_table_tensor[2:].tolist()
     at = [(0, position) for position in range(40)] + [(1, position) for position in range(5)]
     assert prompts.slots.tolist() == [table[i][position // BLOCK] * BLOCK + position % BLOCK for i, position in at]
@@ -218,22 +248,26 @@ def test_a_layer_of_a_mixed_step_asks_little_of_the_host(monkeypatch):
     """Steps with prompts run outside CUDA graphs: every torch op beside the kernels, which are left out here, is time
     in which the GPU may wait."""
     layer, kernels = Layer(), []
-    monkeypatch.setattr(paths, "flash", lambda: (lambda **arguments: kernels.append("flash"), 3))
-    monkeypatch.setattr(Expanded, "_plain", Expanded._flash)
-    monkeypatch.setattr(rows.fast, "append", lambda *arguments: kernels.append("append"))
     expanded = torch.empty(27, H, 32), torch.empty(27, H, 32)
-    monkeypatch.setattr(attention.fast, "expand", lambda *arguments: (kernels.append("expand"), expanded)[1])
-    monkeypatch.setattr(attention.fast, "absorb", lambda q, maps: (kernels.append("absorb"), q)[1])
-    monkeypatch.setattr(paths.fast, "attend", lambda *arguments: kernels.append("decode"))
+
+    def flash_kernel(*arguments):
+        kernels.append("flash")
+        return torch.empty(0), torch.empty(0, 0)
+
+    monkeypatch.setattr(fast, "append", lambda *arguments: kernels.append("append"))
+    monkeypatch.setattr(fast, "attend", lambda *arguments: kernels.append("decode"))
+    monkeypatch.setattr(fast, "expand", lambda *arguments: (kernels.append("expand"), expanded)[1])
+    monkeypatch.setattr(fast, "absorb", lambda q, maps: (kernels.append("absorb"), q)[1])
+    monkeypatch.setattr(dense, "attend", lambda *arguments, **options: kernels.append("flash"))
     table, lengths = torch.zeros(2, 4, dtype=torch.int32), torch.tensor([30, 40], dtype=torch.int32)
-    starts_q, starts_k = [0, 3, 10], [0, 20, 27]
-    cu_q, cu_k = (torch.tensor(x, dtype=torch.int32) for x in (starts_q, starts_k))
-    decodes = Absorbed(slice(0, 2), table, lengths, None, 1, object())
-    prompts = Expanded(slice(2, 12), cu_q, cu_k, starts_q, starts_k, slots_of(table, cu_k, 27, BLOCK))
-    impl, step = GvaImpl(H, 32, layer.scale), StepMetadata(torch.arange(12), [decodes, prompts])
-    q, k_rope, state, out = (torch.randn(12, width) for width in (H * 32, 16, 64, H * 32))
-    with Recorded() as recorded:
+    keys = spans([0, 20, 27])
+    decodes = Absorbed(slice(0, 2), table, lengths, None, 1, "a plan")
+    prompts = Expanded(slice(2, 12), spans([0, 3, 10]), keys, slots_of(table, keys, BLOCK))
+    impl, step = GvaImpl(H, 32, layer.scaling), StepMetadata(torch.arange(12), [decodes, prompts])
+    q, k_rope, state, out = (torch.randn(12, *shape) for shape in ((H, 32), (16,), (2, 32), (H, 32)))
+    with torch.no_grad(), Recorded() as recorded:
         impl.forward(layer, q, k_rope, state, layer.kv_cache, step, out)
     assert kernels == ["append", "absorb", "decode", "expand", "flash"]
-    assert {name.split(".")[1] for name in recorded.names} == {"view", "slice"}
-    assert len(recorded.names) <= 8
+    names = [name.split(".")[1] for name in recorded.names]
+    assert set(names) <= {"view", "slice"}
+    assert len(names) <= 8

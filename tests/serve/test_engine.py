@@ -7,10 +7,23 @@ import pytest
 pytest.importorskip("vllm", reason="needs vLLM: make test-serve")
 
 import torch
-from served import bytes_per_token, check_greedy, counters, free_pages, greedy, ragged_prompts, scheduler, start
+from served import (
+    bytes_per_token,
+    check_greedy,
+    counters,
+    free_pages,
+    greedy,
+    ragged_prompts,
+    scheduler,
+    start,
+    write_checkpoint,
+)
 
 from gva import PagedGenerator, cost
+from gva.paged import attend
 from gva.serve import backend
+from gva.serve.checks import check_checkpoint
+from toys import registered
 
 STOCK_BLOCK = 32  # the smallest that vLLM's own attention takes on a CPU
 
@@ -73,12 +86,14 @@ def test_other_configurations(checkpoints, engine, variant, overrides):
 
 
 @pytest.mark.parametrize("variant", ["gva-drope-16", "mla", "gta"])
-@pytest.mark.parametrize("expanded_tokens", [backend.EXPANDED_TOKENS, 64])
+@pytest.mark.parametrize("expanded_tokens", [attend.EXPANDED_TOKENS, 64])
 def test_chunked_prefill(checkpoints, engine, monkeypatch, variant, expanded_tokens):
     """Prompts come in pieces of 32 tokens beside running requests. A piece attends expanded to all before it; where
-    that would be too many, absorbed."""
-    monkeypatch.setattr(backend, "EXPANDED_TOKENS", expanded_tokens)
-    kinds = set()
+    that would be too many, part by part."""
+    monkeypatch.setattr(attend, "EXPANDED_TOKENS", expanded_tokens)
+    kinds, parts = set(), []
+    in_parts = attend.Expanded._in_parts
+    monkeypatch.setattr(attend.Expanded, "_in_parts", lambda *args: (parts.append(1), in_parts(*args))[1])
     build = backend.StepBuilder.build
 
     def record(self, *args, **kwargs):
@@ -94,6 +109,22 @@ def test_chunked_prefill(checkpoints, engine, monkeypatch, variant, expanded_tok
     assert any(runs > 1 for runs, *_ in kinds)  # decoding requests and prompts in one step
     assert any(name == "Expanded" and fresh for _, name, fresh in kinds)
     assert any(name == "Expanded" and not fresh for _, name, fresh in kinds)
+    assert bool(parts) == (expanded_tokens == 64)
+
+
+def test_an_attention_that_the_package_does_not_have(tmp_path, engine):
+    """A class that a test derives and registers is served as it is: nothing under gva.serve knows of it."""
+    with registered("toy") as name:
+        sizes = {"num_attention_heads": 6, "num_value_groups": 3, "value_head_dim": 24, "rope_dim": 8}
+        folder, model = write_checkpoint(tmp_path, "gva-drope-16", attention=name, **sizes)
+        served, prompts = engine(folder, block_size=16, max_num_batched_tokens=64), ragged_prompts()
+        for _ in range(2):  # the second time with whole pages from the first
+            check_greedy(model, prompts, greedy(served, prompts)[0])
+        assert bytes_per_token(served) == model.config.num_hidden_layers * (3 * 24 + 8) * 4
+    with registered("toy-expanded") as name:
+        folder, _ = write_checkpoint(tmp_path / "other", "gva-drope-16", attention=name, **sizes)
+        with pytest.raises(ValueError, match="attention='toy-expanded' cannot be served: it has no absorbed form"):
+            check_checkpoint(folder)
 
 
 @pytest.mark.parametrize("variant", ["gva-drope-16", "mla"])

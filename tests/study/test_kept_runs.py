@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from gva.run.metrics import is_done, read_metrics
 from gva.study.matrix import read_matrix
 from gva.study.reports import read_reports
-from gva.train.metrics import is_done, read_metrics
 
 ROOT = Path(__file__).parents[2]
 RUNS = sorted(record.parent for record in (ROOT / "results").rglob("run.json"))

@@ -10,15 +10,15 @@ import torch
 
 from gva import GvaConfig, GvaForCausalLM
 from gva.attention import Attention
-from gva.diagnostics import observe
+from gva.diagnostics import observe, unrotated
 from train.runs import SIZE
 
 SCRIPT = str(Path(__file__).parents[2] / "studies" / "key_motion.py")
 
 
 def content_keys(model, text):
-    def look(module: Attention, hidden, positions):
-        return module.slices(hidden)["k_nope"]
+    def look(module: Attention, hidden, rotation):
+        return unrotated(module, hidden)["k_nope"]
 
     return observe(model, lambda: model(text, use_cache=False), look)
 

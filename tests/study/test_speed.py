@@ -7,8 +7,8 @@ import torch
 
 from gva.cli import main
 from gva.config import GvaConfig
-from gva.generate import PagedGenerator
 from gva.ops import flash
+from gva.paged.generator import PagedGenerator
 from gva.run.metrics import read_metrics
 from gva.study import speed
 from gva.study.archive import archive

@@ -1,36 +1,60 @@
-"""What every attention shares: queries, the cache, the choice between two forms, the call into a kernel.
+"""What every attention shares. An attention says what it projects, what of that is cached (`row`), and how a query and
+cached rows become scores and values, in one form or in two. It knows no cache: whoever calls it brings one.
 
-A subclass says in `project` what its queries, keys and values are and what of them is cached.
-Tensors inside are [B, heads, S or T, width]. Head counts are read off tensors, never off the config, so that
-the same code runs on the heads of one tensor-parallel rank.
+Tensors are [..., heads, width], where ... is [B, S], or [N] if the tokens of all sequences lie one after another.
+Head counts are read off tensors, never off the config, so that the same code runs on the heads of one rank.
 """
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from transformers import Cache
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from gva.attention.rope import Rotation
-from gva.cache import PagedStep
+from gva.attention.row import Part, Row
 from gva.errors import check_choice
 
 FORMS = ("expanded", "absorbed")
+Cached = tuple[Tensor, ...]  # the parts of a row, in its order: content [..., heads, width], k_rope [..., d_r]
 
 
-@dataclass(frozen=True)
-class KernelCall:
-    """What transformers' attention kernels read off the module that calls them. Not the module itself, because
-    how often keys and values are to be repeated depends on the form and on the number of queries; and nothing
-    that differs between layers, so that all of them compile to one graph."""
+class Query(NamedTuple):
+    """content [..., H, d_n], or the whole head where nothing is decoupled; rope [..., H, d_r], rotated."""
 
-    config: Any
-    training: bool
-    num_key_value_groups: int
-    is_causal: bool = True
+    content: Tensor
+    rope: Tensor | None = None
+
+    @property
+    def whole(self) -> Tensor:
+        """[..., H, d_qk]: the head layout is [content | rope]."""
+        return self.content if self.rope is None else torch.cat((self.content, self.rope), dim=-1)
+
+    def of(self, tokens: slice) -> "Query":
+        return Query(self.content[tokens], None if self.rope is None else self.rope[tokens])
+
+
+class JoinedQuery(NamedTuple):
+    """The same where the two lie side by side already."""
+
+    whole: Tensor
+    content_dim: int
+
+    @property
+    def content(self) -> Tensor:
+        return self.whole[..., : self.content_dim]
+
+    @property
+    def rope(self) -> Tensor:
+        return self.whole[..., self.content_dim :]
+
+    def of(self, tokens: slice) -> "JoinedQuery":
+        return JoinedQuery(self.whole[tokens], self.content_dim)
+
+
+# attend(attention, query, row of the new tokens) -> values [..., H, d_h] and, if there are any, the weights
+Attend = Callable[["Attention", Query, Cached], tuple[Tensor, Tensor | None]]
 
 
 class RMSNorm(nn.RMSNorm):
@@ -41,66 +65,120 @@ class RMSNorm(nn.RMSNorm):
 
 
 class Attention(nn.Module):
-    """Base of all attentions."""
+    """Base of all attentions. What a class declares about itself, of a config, comes first; `gva.attention.register`
+    makes it known."""
 
-    def __init__(self, config: Any, layer_idx: int) -> None:
+    positional: ClassVar[str] = "rope"  # 'rope' turns whole heads, 'decoupled' a slice
+    allocations: ClassVar[tuple[str, ...]] = ("carved",)  # of that slice
+    absorbs: ClassVar[bool] = False  # whether a query can be brought into the space of the state
+    rotates_late: ClassVar[bool] = False  # keys are rebuilt from what is cached, and rotated then, by their slot
+    state_is_value: ClassVar[bool] = True  # what the absorbed form attends to are the values themselves
+    fields: ClassVar[tuple[str, ...]] = ()  # optional fields of a config that it has a use for
+
+    @classmethod
+    def settle(cls, config: Any) -> None:
+        """Fill in fields of the config that only this attention knows, and refuse what it cannot do."""
+
+    @classmethod
+    def fixed_groups(cls, heads: int) -> int | None:
+        """How many groups there must be, where that is not free."""
+        return None
+
+    @classmethod
+    def row(cls, config: Any) -> Row:
+        """What is cached of a token."""
+        raise NotImplementedError
+
+    @classmethod
+    def projections(cls, config: Any) -> dict[str, Part]:
+        """What is projected from hidden states beside the queries, by name."""
+        raise NotImplementedError
+
+    @classmethod
+    def maps(cls, config: Any) -> dict[str, tuple[int, int]]:
+        """The matrices that every head has one of, by name: the widths of its output and of its input."""
+        return {}
+
+    @classmethod
+    def norms(cls, config: Any) -> dict[str, int]:
+        """RMS norms and their widths."""
+        return {"q_norm": config.score_dim} if config.query_norm else {}
+
+    @classmethod
+    def decode_widths(cls, config: Any) -> tuple[int, int]:
+        """How wide a score and an attended value of one head are when it decodes in the fewest FLOPs."""
+        if cls.absorbs:
+            width = cls.row(config).content[0].width
+            return width + config.rope_dim, width
+        return config.score_dim, config.value_head_dim
+
+    def __init__(self, config: Any, layer_idx: int = 0) -> None:
         super().__init__()
         self.config = config
         self.layer_idx = layer_idx
         self.scaling = config.score_dim**-0.5
         heads = config.num_attention_heads
-        self.q_proj = nn.Linear(config.hidden_size, heads * config.score_dim, bias=False)
-        self.o_proj = nn.Linear(heads * config.value_head_dim, config.hidden_size, bias=False)
-        self.q_norm = RMSNorm(config.score_dim, eps=config.rms_norm_eps) if config.query_norm else None
+        self.make_inputs({"q_proj": Part(heads, config.score_dim), **self.projections(config)})
+        self.o_proj = self.make_output(heads * config.value_head_dim, config.hidden_size)
+        self.q_norm: Any = None
+        for name, width in self.norms(config).items():
+            setattr(self, name, self.make_norm(width))
+        for name, (width, inner) in self.maps(config).items():
+            setattr(self, name, self.make_map(name, heads, width, inner))
 
-    def forward(
-        self,
-        hidden_states: Tensor,
-        position_embeddings: Rotation,
-        key_position_embeddings: Rotation | None = None,
-        attention_mask: Tensor | None = None,
-        past_key_values: Cache | PagedStep | None = None,
-        attention_form: str | None = None,
-        **kwargs: Any,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Attend from hidden_states [B, S, hidden_size]; returns the same shape and the weights, if the kernel
-        gives them. `attention_form` forces 'expanded' or 'absorbed'; None takes the cheaper one. Keys that are
-        rebuilt from a cache have positions of their own."""
-        form = self.choose_form(attention_form, past_key_values is not None, hidden_states.shape[1])
-        positions = position_embeddings, key_position_embeddings or position_embeddings
-        q, k, v = self.project(hidden_states, positions, past_key_values, form)
-        if isinstance(past_key_values, PagedStep):
-            attended, weights = past_key_values.attend(self, q, k, v), None
-        else:
-            attended, weights = self.attend(q, k, v, attention_mask, **kwargs)
-        joined = self.values_of(attended, form).transpose(1, 2).flatten(2)
-        return self.o_proj(joined), weights
+    # ---- parameters; serving overrides these, for projections that are sharded ----
 
-    def project(
-        self, hidden_states: Tensor, positions: tuple[Rotation, Rotation], cache: Cache | PagedStep | None, form: str
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The queries of hidden_states and, after the cache took what it keeps, the keys and values of all
-        tokens: q [B, H, S, d_qk], k and v [B, H or G, T, ...]. `positions` are those of queries and of keys."""
+    def make_inputs(self, parts: dict[str, Part]) -> None:
+        self.input_widths = {name: part.width for name, part in parts.items()}
+        for name, part in parts.items():
+            setattr(self, name, nn.Linear(self.config.hidden_size, part.size, bias=False))
+
+    def make_output(self, width: int, hidden_size: int) -> nn.Module:
+        return nn.Linear(width, hidden_size, bias=False)
+
+    def make_norm(self, width: int) -> nn.Module:
+        return RMSNorm(width, eps=self.config.rms_norm_eps)
+
+    def make_map(self, name: str, heads: int, width: int, inner: int) -> nn.Module:
+        return nn.Linear(inner, heads * width, bias=False)
+
+    def inputs(self, hidden_states: Tensor) -> list[Tensor]:
+        """The queries, normalised if the config says so, and every projection: [..., heads, width] each."""
+        q, *others = (
+            getattr(self, name)(hidden_states).unflatten(-1, (-1, width)) for name, width in self.input_widths.items()
+        )
+        return [q if self.q_norm is None else self.q_norm(q), *others]
+
+    # ---- what it computes ----
+
+    def forward(self, hidden_states: Tensor, rotation: Rotation, attend: Attend) -> tuple[Tensor, Tensor | None]:
+        """hidden_states [..., hidden_size] -> the same shape, and the weights, if `attend` gives them."""
+        attended, weights = attend(self, *self.project(hidden_states, rotation))
+        return self.o_proj(attended.flatten(-2)), weights
+
+    def project(self, hidden_states: Tensor, rotation: Rotation) -> tuple[Query, Cached]:
+        """Queries of the new tokens, and what is to be cached of them."""
         raise NotImplementedError
 
-    def values_of(self, attended: Tensor, form: str) -> Tensor:
-        """Attended values [B, H, S, d_h]; the attended state itself, unless absorption leaves something to do."""
+    def expand(self, row: Cached, rotation: Rotation | None = None) -> tuple[Tensor, Tensor]:
+        """Keys [..., H or G, d_qk] and values [..., H or G, d_h] of cached tokens; `rotation` is theirs, for keys that
+        rotate late."""
+        raise NotImplementedError
+
+    def expand_at(self, pages: Cached, slots: Tensor, rotation: Rotation | None = None) -> tuple[Tensor, Tensor]:
+        """The same of tokens that lie in pages [P, page, ...] of each part, at slots [T]."""
+        at = slots // pages[0].shape[1], slots % pages[0].shape[1]
+        return self.expand(tuple(part[at] for part in pages), rotation)
+
+    def absorb(self, content: Tensor) -> Tensor:
+        """Queries [..., H, width] for the state as it is cached, from their content [..., H, d_n]."""
+        raise NotImplementedError
+
+    def values_of(self, attended: Tensor) -> Tensor:
+        """Values [..., H, d_h] of what the absorbed form attended to."""
         return attended
 
-    def slices(self, hidden_states: Tensor) -> dict[str, Tensor | None]:
-        """Unrotated q_nope, k_nope, q_rope, k_rope and v of hidden_states, for diagnostics. Without a decoupled
-        slice the whole head counts as content and the rope entries are None."""
-        raise NotImplementedError
-
-    def queries(self, hidden_states: Tensor) -> Tensor:
-        """[B, H, S, d_qk], normalised if the config says so: before the split, before absorption."""
-        q = split_heads(self.q_proj(hidden_states), self.config.score_dim)
-        return q if self.q_norm is None else self.q_norm(q)
-
-    def split_query(self, q: Tensor) -> tuple[Tensor, Tensor]:
-        """q_nope [.., d_n] and q_rope [.., d_r]: the head layout is [nope | rope]."""
-        q_nope, q_rope = q.split((self.config.content_dim, self.config.rope_dim), dim=-1)
-        return q_nope, q_rope
+    # ---- which form ----
 
     def break_even(self) -> float:
         """The number of queries up to which the absorbed form is the cheaper one; 0 where there is none."""
@@ -110,9 +188,9 @@ class Attention(nn.Module):
         """The form to run. Absorbing maps S queries instead of T keys but widens every score, so it pays while
         there are fewer queries than `break_even()`, and only where earlier tokens may lie in a cache."""
         if asked is None:
-            return "absorbed" if self.config.absorbs and cached and queries <= self.break_even() else "expanded"
+            return "absorbed" if self.absorbs and cached and queries <= self.break_even() else "expanded"
         check_choice("attention_form", asked, FORMS)
-        if asked == "absorbed" and not self.config.absorbs:
+        if asked == "absorbed" and not self.absorbs:
             raise ValueError(
                 f"attention_form='absorbed': attention={self.config.attention!r} with positional="
                 f"{self.config.positional!r} cannot absorb its key map, because the rotation between a query and "
@@ -120,87 +198,13 @@ class Attention(nn.Module):
             )
         return asked
 
-    def update_cache(self, cache: Cache | PagedStep | None, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Append to the cache, if there is one, and return all that it then holds."""
-        if cache is None:
-            return keys, values
-        if isinstance(cache, PagedStep):
-            return cache.update(keys, values)
-        layers = getattr(cache, "layers", [])
-        if self.layer_idx < len(layers):
-            for what, new in (("keys", keys), ("values", values)):
-                held = getattr(layers[self.layer_idx], what, None)
-                if held is not None and held.dim() == 4 and unchanging(held) != unchanging(new):
-                    raise ValueError(
-                        f"past_key_values: layer {self.layer_idx} holds {what} of shape {tuple(held.shape)} and "
-                        f"{held.dtype}, this model caches {tuple(new.shape)} (batch, heads, tokens, width) and "
-                        f"{new.dtype}; the cache belongs to another model or batch"
-                    )
-        return cache.update(keys, values, self.layer_idx)
 
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None, **kwargs: Any
-    ) -> tuple[Tensor, Tensor | None]:
-        """softmax(q k^T * scaling) v through the backend the config names.
-
-        q [B, H, S, d_qk], k [B, H or G, T, d_qk], v [B, H or G, T, w] -> [B, H, S, w].
-        """
-        heads, kept = q.shape[1], v.shape[1]
-        if k.shape[1] != kept:  # keys per head, values per group: kernels want as many of one as of the other
-            k, v, kept = repeat_heads(k, heads), repeat_heads(v, heads), heads
-        name = self.config._attn_implementation
-        # One query token: the heads of a group become the query rows of one head, and nothing is repeated.
-        fold = q.shape[2] == 1 and kept < heads and name in ("sdpa", "eager")
-        if fold:
-            q = q.unflatten(1, (kept, -1)).squeeze(3)
-            kwargs["is_causal"] = False
-        kernel = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention)
-        call = KernelCall(self.config, self.training, q.shape[1] // kept)
-        out, weights = kernel(call, q, k, v, attention_mask, dropout=0.0, scaling=self.scaling, **kwargs)
-        out = out.transpose(1, 2)  # kernels answer [B, S, H, w]
-        if fold:
-            out = out.flatten(1, 2).unsqueeze(2)
-            weights = None if weights is None else weights.flatten(1, 2).unsqueeze(2)
-        return out, weights
+def per_head(module: Any, width: int) -> Tensor:
+    """The matrices of a map, [H, width, inner]. Read off its weight, which tensor parallelism may have sharded."""
+    weight = module.weight.to_local() if isinstance(module.weight, DTensor) else module.weight
+    return weight if weight.dim() == 3 else weight.unflatten(0, (-1, width))
 
 
-def split_heads(x: Tensor, width: int) -> Tensor:
-    """[B, S, heads * width] -> [B, heads, S, width]."""
-    return x.unflatten(-1, (-1, width)).transpose(1, 2)
-
-
-def repeat_heads(x: Tensor, heads: int) -> Tensor:
-    """Each head of x [B, n, T, w] repeated in place until there are `heads`."""
-    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
-
-
-def unchanging(x: Tensor) -> tuple[Any, ...]:
-    """What stays the same while a cache grows: batch, heads, width and precision."""
-    return x.shape[0], x.shape[1], x.shape[3], x.dtype
-
-
-def local(weight: Tensor) -> Tensor:
-    """This rank's part of a weight that tensor parallelism may have sharded."""
-    return weight.to_local() if isinstance(weight, DTensor) else weight
-
-
-def eager_attention(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float,
-    dropout: float = 0.0,
-    is_causal: bool | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, Tensor]:
-    """Plain attention that returns its weights, in transformers' calling convention."""
-    key = repeat_heads(key, query.shape[1])
-    value = repeat_heads(value, query.shape[1])
-    scores = query @ key.transpose(2, 3) * scaling
-    if attention_mask is not None:
-        scores = scores + attention_mask
-    weights = torch.softmax(scores, dim=-1, dtype=torch.promote_types(query.dtype, torch.float32))
-    weights = weights.to(query.dtype)
-    return (weights @ value).transpose(1, 2), weights
+def in_one_row(x: Tensor) -> bool:
+    """Whether these are tokens one after another, [N, heads, width], outside training: what eager kernels take."""
+    return x.dim() == 3 and not torch.is_grad_enabled() and not torch.compiler.is_compiling()

@@ -2,31 +2,38 @@
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from gva.attention.base import Attention, split_heads
-from gva.attention.rope import rotate
+from gva.attention.base import Attention, Cached, Part, Query, Row
+from gva.attention.rope import Rotation, rotate
 
 
 class GroupedQueryAttention(Attention):
-    def __init__(self, config: Any, layer_idx: int) -> None:
-        super().__init__(config, layer_idx)
-        width = config.num_value_groups * config.value_head_dim
-        self.k_proj = nn.Linear(config.hidden_size, width, bias=False)
-        self.v_proj = nn.Linear(config.hidden_size, width, bias=False)
+    @classmethod
+    def row(cls, config: Any) -> Row:
+        part = Part(config.num_value_groups, config.value_head_dim)
+        return Row((part, part))
 
-    def project(self, hidden_states, positions, cache, form):
-        q = rotate(self.queries(hidden_states), positions[0])
-        k = rotate(split_heads(self.k_proj(hidden_states), self.config.value_head_dim), positions[0])
-        v = split_heads(self.v_proj(hidden_states), self.config.value_head_dim)
-        return q, *self.update_cache(cache, k, v)
+    @classmethod
+    def projections(cls, config: Any) -> dict[str, Part]:
+        return dict(zip(("k_proj", "v_proj"), cls.row(config).content, strict=True))
 
-    def slices(self, hidden_states: Tensor) -> dict[str, Tensor | None]:
-        d_h = self.config.value_head_dim
-        return {
-            "q_nope": self.queries(hidden_states),
-            "k_nope": split_heads(self.k_proj(hidden_states), d_h),
-            "q_rope": None,
-            "k_rope": None,
-            "v": split_heads(self.v_proj(hidden_states), d_h),
-        }
+    def project(self, hidden_states: Tensor, rotation: Rotation) -> tuple[Query, Cached]:
+        q, k, v = self.inputs(hidden_states)
+        return Query(rotate(q, rotation)), (rotate(k, rotation), v)
+
+    def expand(self, row: Cached, rotation: Rotation | None = None) -> tuple[Tensor, Tensor]:
+        k, v = row
+        return k, v
+
+
+class MultiHeadAttention(GroupedQueryAttention):
+    @classmethod
+    def fixed_groups(cls, heads: int) -> int:
+        return heads
+
+
+class MultiQueryAttention(GroupedQueryAttention):
+    @classmethod
+    def fixed_groups(cls, heads: int) -> int:
+        return 1

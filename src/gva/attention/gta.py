@@ -7,32 +7,28 @@ one rotated slice shared by all heads.
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from gva.attention.gva import GroupedValueAttention
-
-
-class TiedMap(nn.Module):
-    """The map [I; 0], which needs no parameter and no product."""
-
-    def __init__(self, config: Any) -> None:
-        super().__init__()
-        self.content_dim = config.content_dim
-        self.tail = config.value_head_dim - config.content_dim
-
-    def rebuild_keys(self, v: Tensor) -> Tensor:
-        """Content keys shared by a group: v [B, G, T, d_h] -> [B, G, T, d_n]."""
-        return v[..., : self.content_dim]
-
-    def absorb(self, q_nope: Tensor) -> Tensor:
-        """[B, H, S, d_n] -> [B, H, S, d_h]: the tail of a value takes no part in its score."""
-        return torch.nn.functional.pad(q_nope, (0, self.tail))
+from gva.attention.decoupled import DecoupledAttention
+from gva.errors import check
 
 
-class GroupedTiedAttention(GroupedValueAttention):
-    def make_map(self, config: Any) -> TiedMap:
-        return TiedMap(config)
+class GroupedTiedAttention(DecoupledAttention):
+    @classmethod
+    def settle(cls, config: Any) -> None:
+        d_h = config.value_head_dim
+        check(d_h % 4 == 0, "value_head_dim", d_h, "gta rotates half of a head: must be divisible by 4")
+        config.rope_dim = d_h // 2 if config.rope_dim is None else config.rope_dim
+        check(config.rope_dim == d_h // 2, "rope_dim", config.rope_dim, f"gta has value_head_dim / 2 = {d_h // 2}")
 
-    def break_even(self) -> float:
-        """The expanded form costs nothing here: keys are a view of the values."""
-        return 0
+    @classmethod
+    def decode_widths(cls, config: Any) -> tuple[int, int]:
+        """Keys are a view of the values: the unabsorbed score is free, and narrower."""
+        return config.score_dim, config.value_head_dim
+
+    def content(self, state: Tensor) -> tuple[Tensor, Tensor]:
+        return state[..., : self.config.content_dim], state
+
+    def absorb(self, content: Tensor) -> Tensor:
+        """The tail of a value takes no part in its score."""
+        return torch.nn.functional.pad(content, (0, self.config.value_head_dim - self.config.content_dim))

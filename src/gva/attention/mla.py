@@ -2,8 +2,8 @@
 
 Full-rank query; joint latent of width d_c, normalised before it is cached; d_n = d_h - d_r; values d_h wide.
 
-    c        = norm(x W_DKV)          [B, S, d_c]      cached
-    k_rope   = rot(x W_r)             [B, 1, S, d_r]   cached
+    c        = norm(x W_DKV)          [.., 1, d_c]     cached
+    k_rope   = rot(x W_r)             [.., d_r]        cached
     expanded   k_nope_h = c W_UK_h,  v_h = c W_UV_h
     absorbed   q~_h = q_nope_h W_UK_h^T,  o_h = (softmax(.) c) W_UV_h
 """
@@ -11,20 +11,41 @@ Full-rank query; joint latent of width d_c, normalised before it is cached; d_n 
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from gva.attention.base import RMSNorm, local, split_heads
-from gva.attention.decoupled import DecoupledAttention
+from gva.attention.base import Cached, Part, Query, per_head
+from gva.attention.decoupled import DecoupledAttention, absorbed_by
+from gva.attention.rope import Rotation
 
 
 class LatentAttention(DecoupledAttention):
-    def __init__(self, config: Any, layer_idx: int) -> None:
-        super().__init__(config, layer_idx)
-        heads, latent = config.num_attention_heads, config.latent_dim
-        self.latent_proj = nn.Linear(config.hidden_size, latent, bias=False)
-        self.latent_norm = RMSNorm(latent, eps=config.rms_norm_eps)
-        self.k_up_proj = nn.Linear(latent, heads * config.content_dim, bias=False)
-        self.v_up_proj = nn.Linear(latent, heads * config.value_head_dim, bias=False)
+    state_is_value = False
+    fields = ("latent_dim",)
+    latent_norm: Any
+    k_up_proj: Any
+    v_up_proj: Any
+
+    @classmethod
+    def settle(cls, config: Any) -> None:
+        config.latent_dim = config.latent_dim or config.num_value_groups * config.value_head_dim
+
+    @classmethod
+    def state(cls, config: Any) -> Part:
+        return Part(1, config.latent_dim, shared=True)
+
+    @classmethod
+    def projections(cls, config: Any) -> dict[str, Part]:
+        latent, k_rope = super().projections(config).values()
+        return {"latent_proj": latent, "k_rope_proj": k_rope}
+
+    @classmethod
+    def maps(cls, config: Any) -> dict[str, tuple[int, int]]:
+        widths = {"k_up_proj": config.content_dim, "v_up_proj": config.value_head_dim}
+        return {name: (width, config.latent_dim) for name, width in widths.items()}
+
+    @classmethod
+    def norms(cls, config: Any) -> dict[str, int]:
+        return {**super().norms(config), "latent_norm": config.latent_dim}
 
     def break_even(self) -> float:
         """The number of queries at which expanding every latent costs no more than attending in latent width."""
@@ -33,19 +54,17 @@ class LatentAttention(DecoupledAttention):
         widening = 2 * config.latent_dim - config.content_dim - config.value_head_dim
         return expansion / widening if widening > 0 else float("inf")
 
-    def state(self, hidden_states: Tensor) -> Tensor:
-        return self.latent_norm(self.latent_proj(hidden_states))
+    def project(self, hidden_states: Tensor, rotation: Rotation) -> tuple[Query, Cached]:
+        query, (latent, k_rope) = super().project(hidden_states, rotation)
+        return query, (self.latent_norm(latent), k_rope)
 
     def content(self, state: Tensor) -> tuple[Tensor, Tensor]:
-        k_nope = split_heads(self.k_up_proj(state), self.config.content_dim)
-        return k_nope, split_heads(self.v_up_proj(state), self.config.value_head_dim)
+        latent, config = state.squeeze(-2), self.config
+        k_nope = self.k_up_proj(latent).unflatten(-1, (-1, config.content_dim))
+        return k_nope, self.v_up_proj(latent).unflatten(-1, (-1, config.value_head_dim))
 
-    def absorb(self, q_nope: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        up = local(self.k_up_proj.weight).unflatten(0, (-1, self.config.content_dim))
-        return torch.einsum("bhsn,hnc->bhsc", q_nope, up), state[:, None]
+    def absorb(self, content: Tensor) -> Tensor:
+        return absorbed_by(content, per_head(self.k_up_proj, self.config.content_dim))
 
-    def values_of(self, attended: Tensor, form: str) -> Tensor:
-        if form == "expanded":
-            return attended
-        up = local(self.v_up_proj.weight).unflatten(0, (-1, self.config.value_head_dim))
-        return torch.einsum("bhsc,hdc->bhsd", attended, up)
+    def values_of(self, attended: Tensor) -> Tensor:
+        return torch.einsum("...hc,hdc->...hd", attended, per_head(self.v_up_proj, self.config.value_head_dim))

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Rotation = tuple[Tensor, Tensor]  # cos and sin, [B, 1, S, rotated_dim / 2]
+Rotation = tuple[Tensor, Tensor]  # cos and sin, [..., 1, rotated_dim / 2], to broadcast over heads
 
 
 def frequencies(
@@ -63,18 +63,18 @@ def _yarn_attention_factor(parameters: dict, factor: float) -> float:
 
 
 def tables(config: Any, positions: Tensor, dtype: torch.dtype) -> Rotation:
-    """cos and sin [B, 1, S, rotated_dim / 2] for positions [B, S], to broadcast over heads.
+    """cos and sin [..., 1, rotated_dim / 2] for positions [...].
 
     They stay in float32 (float64 for a float64 model): a bfloat16 table would blur the angle itself.
     """
     compute = torch.promote_types(dtype, torch.float32)
     inverse, factor = frequencies(config, positions.device, compute)
-    angles = positions[:, None, :, None].to(compute) * inverse
+    angles = positions[..., None, None].to(compute) * inverse
     return angles.cos() * factor, angles.sin() * factor
 
 
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:
-    """Turn x [B, heads, S, rotated_dim], pairing dimension i with i + rotated_dim / 2."""
+    """Turn x [..., heads, rotated_dim], pairing dimension i with i + rotated_dim / 2."""
     cos, sin = rotation
     first, second = x.chunk(2, dim=-1)
     turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)

@@ -24,9 +24,9 @@ def run(arguments: argparse.Namespace) -> int:
     import torch
 
     from gva.data.tokenizer import load_tokenizer
-    from gva.generate import PagedGenerator
     from gva.model import GvaForCausalLM
     from gva.ops import flash
+    from gva.paged.generator import PagedGenerator
 
     tokenizer = load_tokenizer(arguments.checkpoint)
     dtype = getattr(torch, arguments.dtype) if arguments.dtype else "auto"

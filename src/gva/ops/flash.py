@@ -6,10 +6,14 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from .library import _library
+
+if TYPE_CHECKING:
+    from .dense import Spans
 
 _loaded = False
 _library.define(
@@ -105,20 +109,13 @@ _library.impl("flash_decode", _decode, "CompositeExplicitAutograd")
 torch.library.register_fake("gva::flash_decode", lambda q, *args: torch.empty_like(q), lib=_library)
 
 
-def supports(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
-    """Whether `dense` takes these: [B, heads, tokens, width] in half precision, one width up to 256."""
-    half = q.dtype in (torch.bfloat16, torch.float16)
-    return available(q.device) and half and q.shape[3] == v.shape[3] <= 256 and q.shape[3] % 8 == 0
-
-
-def dense(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, causal: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention without a cache, as in `gva.ops.dense.attend`."""
-    B, S, T = len(q), q.shape[2], k.shape[2]
-    q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
-    count = torch.arange(B + 1, dtype=torch.int32, device=q.device)
-    out, lse, *_ = torch.ops._vllm_fa3_C.fwd(  # sequences one after another: all that vLLM builds for this
-        q, k, v, None, None, None, None, count * S, count * T, None, None, None, S, T, None, None, None, None, None,
-        None, None, None, None, scale, causal, -1, -1, 0.0, True, None, 1, None, 0, None, 1, 0, None)  # fmt: skip
-    return out.unflatten(0, (B, S)).transpose(1, 2), lse.unflatten(1, (B, S)).transpose(0, 1)
+def varlen(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, queries: Spans, keys: Spans, scale: float, causal: bool,
+    out: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Attention without a cache, as `gva.ops.dense` asks for it."""
+    attended, lse, *_ = torch.ops._vllm_fa3_C.fwd(
+        q, k, v, None, None, None, out, queries.on_device, keys.on_device, None, None, None, queries.longest,
+        keys.longest, None, None, None, None, None, None, None, None, None, scale, causal, -1, -1, 0.0, True, None, 1,
+        None, 0, None, 1, 0, None)  # fmt: skip
+    return attended, lse

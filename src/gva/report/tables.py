@@ -234,7 +234,7 @@ def _speed_note(results: Results) -> str:
             "One decode step of the whole model, compiled and captured as a CUDA graph, on a full paged cache: the "
             f"median of its replays. Weights and cache are noise, in {measured[0][1]['dtype']}; torch {versions}."
         )
-    if any(row.config.caches_values_only for row, _ in measured):
+    if any(row.config.rotates_late for row, _ in measured):
         said.append("Where keys are rebuilt, every step makes those of all tokens, in plain torch.")
     shared = [(label(row.name), line["beside_gib"]) for row, line in measured if line.get("beside_gib", 0) > OWN_GIB]
     if shared:

@@ -1,4 +1,4 @@
-"""vLLM's attention backend: how the requests of a step are cut into runs, and who attends.
+"""vLLM's attention backend: how the requests of a step are cut into runs (`gva.paged.attend`).
 
 vLLM puts requests with few new tokens first. Those attend absorbed; the others, which are prompts or pieces of them,
 expanded. Decode steps alone run in full CUDA graphs: what kernels read then lies in buffers that outlive the step,
@@ -20,11 +20,12 @@ from vllm.v1.attention.backend import (
 )
 
 from gva import ops
+from gva.attention.base import JoinedQuery
+from gva.ops.dense import Spans
 from gva.ops.layout import misfit
-from gva.serve.paths import Absorbed, Expanded, flash_takes
-from gva.serve.versions import PageShape, pages
-
-EXPANDED_TOKENS = 32768  # that may have keys and values of every head at a time, where earlier tokens are cached
+from gva.paged.attend import EXPANDED_TOKENS, Absorbed, Expanded, attend, slots_of, together
+from gva.serve import flash
+from gva.serve.versions import PageShape
 
 
 @dataclass
@@ -32,7 +33,7 @@ class StepMetadata(AttentionMetadata):
     """Where the step's new rows go, [N], and its runs, in the order of their tokens."""
 
     slots: Tensor
-    runs: list[Absorbed | Expanded]
+    runs: list[Any]
 
 
 class GvaBackend(PageShape, AttentionBackend):
@@ -76,15 +77,13 @@ class GvaImpl(AttentionImpl):
         output_scale: Tensor | None = None,
         output_block_scale: Tensor | None = None,
     ) -> Tensor:
-        """query [N, H*d_qk], its slice rotated; key [N, d_r], rotated, and value [N, G*width], the state of the new
-        tokens -> output [N, H*d_h]. Tokens past the last run pad a graph."""
+        """query [N, H, d_qk], its slice rotated; key [N, d_r], rotated, and value [N, G, width], the state of the new
+        tokens -> output [N, H, d_h]. Tokens past the last run pad a graph."""
         if attn_metadata is None:  # vLLM measures memory: hold what the largest prompt will
             layer.reserve_expanded(query.device, max(EXPANDED_TOKENS, len(query)))
             return output.zero_()
-        layer.row.write(layer.pages, value, key, attn_metadata.slots)
-        q, out = (x.view(x.shape[0], self.num_heads, -1) for x in (query, output))
-        for run in attn_metadata.runs:
-            run.attend(layer, q, value, key, out)
+        q = JoinedQuery(query, layer.config.content_dim)
+        attend(layer, layer.pages, q, (value, key), attn_metadata.slots, attn_metadata.runs, output)
         return output
 
 
@@ -96,14 +95,14 @@ class StepBuilder(AttentionMetadataBuilder[StepMetadata]):
         self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
         self.layer = vllm_config.compilation_config.static_forward_context[layer_names[0]]
         self.plans: dict[tuple[int, int], ops.DecodePlan] = {}
-        dtype = self.layer.row.dtype
-        self.expands = device.type == "cpu" or flash_takes(dtype, self.layer.query_dim)
+        self.kernel = flash.varlen if device.type == "cuda" else None
+        self.expands = device.type == "cpu" or flash.takes(self.layer.dtype, self.layer.config.score_dim)
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> StepMetadata:
         step = common_attn_metadata
         starts = step.query_start_loc_cpu[: step.num_reqs + 1].tolist()
         few = self.reorder_batch_threshold if self.expands else step.max_query_len
-        runs: list[Absorbed | Expanded] = []
+        runs: list[Any] = []
         if step.max_query_len <= few:
             runs.append(self.absorbed(step, 0, step.num_reqs, starts, step.num_actual_tokens))
         else:
@@ -135,19 +134,20 @@ class StepBuilder(AttentionMetadataBuilder[StepMetadata]):
         key = len(seq_lens), S
         if key in self.plans:
             return self.plans[key].update(seq_lens)
-        row, layer = self.layer.row, self.layer
+        layer, pages = self.layer, self.layer.pages.packed
+        (state,), k_rope = layer.local_row.content, layer.local_row.rope
         plan = ops.plan_decode(
             seq_lens,
             H=layer.num_heads,
-            G=row.groups,
-            d_h=row.width,
-            d_r=row.rope_dim,
-            page=pages(layer.kv_cache).shape[1],
-            dtype=row.dtype,
-            value_dtype=torch.float8_e4m3fn if row.fp8 else row.dtype,
+            G=state.heads,
+            d_h=state.width,
+            d_r=k_rope.width,
+            page=pages.values.shape[1],
+            dtype=layer.dtype,
+            value_dtype=pages.values.dtype,
             max_seqlen_q=S,
-            row_stride=row.size,
-            impl=None if misfit(layer.pages) is None else "triton",  # checked here, not at every call
+            row_stride=pages.values.stride(1),
+            impl=None if misfit(pages) is None else "triton",  # checked here, not at every call
         )
         for other in self.plans.values():
             if other.part_out.shape == plan.part_out.shape:
@@ -156,37 +156,22 @@ class StepBuilder(AttentionMetadataBuilder[StepMetadata]):
         self.plans[key] = plan
         return plan
 
-    def prompts(self, step: Any, first: int, starts: list[int]) -> list[Absorbed | Expanded]:
-        """Runs of the requests from `first` on: as many at a time as may have keys of every head. One that is longer
-        attends absorbed, if some of it is cached; what is new of a prompt is bounded by the size of a step."""
-        lengths = host_lengths(step).tolist()
-        runs: list[Absorbed | Expanded] = []
-        while first < step.num_reqs:
-            last, total = first, 0
-            while last < step.num_reqs and (last == first or total + lengths[last] <= EXPANDED_TOKENS):
-                total += lengths[last]
-                last += 1
-            fresh = total == starts[last] - starts[first]
-            if total > EXPANDED_TOKENS and not fresh:
-                runs.append(self.absorbed(step, first, last, starts, starts[last]))
-            else:
-                runs.append(self.expanded(step, first, last, starts, lengths, fresh))
-            first = last
-        return runs
+    def prompts(self, step: Any, first: int, starts: list[int]) -> list[Expanded]:
+        """Runs of the requests from `first` on."""
+        lengths = host_lengths(step)[: step.num_reqs].tolist()
+        return [self.expanded(step, first + a, first + b, starts, lengths) for a, b in together(lengths[first:])]
 
-    def expanded(
-        self, step: Any, first: int, last: int, starts: list[int], lengths: list[int], fresh: bool
-    ) -> Expanded:
+    def expanded(self, step: Any, first: int, last: int, starts: list[int], lengths: list[int]) -> Expanded:
         starts_q = [start - starts[first] for start in starts[first : last + 1]]
         starts_k = list(accumulate(lengths[first:last], initial=0))
         # Of what is on the device already: to copy from pageable memory may wait for all steps before this one.
-        cu_seqlens_q = cu_seqlens_k = query_starts(step, first, last)
+        queries = keys = Spans(starts_q, query_starts(step, first, last))
         slots = None
-        if not fresh:
-            cu_seqlens_k = torch.nn.functional.pad(step.seq_lens[first:last].cumsum(0, dtype=torch.int32), (1, 0))
-            table, block = step.block_table_tensor[first:last], pages(self.layer.kv_cache).shape[1]
-            slots = slots_of(table, cu_seqlens_k, starts_k[-1], block)
-        return Expanded(slice(starts[first], starts[last]), cu_seqlens_q, cu_seqlens_k, starts_q, starts_k, slots)
+        if starts_k != starts_q:  # some of it is cached
+            on_device = torch.nn.functional.pad(step.seq_lens[first:last].cumsum(0, dtype=torch.int32), (1, 0))
+            keys = Spans(starts_k, on_device)
+            slots = slots_of(step.block_table_tensor[first:last], keys, self.layer.pages.page)
+        return Expanded(slice(starts[first], starts[last]), queries, keys, slots, self.kernel)
 
 
 def query_starts(step: Any, first: int, last: int) -> Tensor:
@@ -199,12 +184,3 @@ def host_lengths(step: Any) -> Tensor:
     """Tokens of each request on the host. vLLM's bound is exact for prompts, which alone are asked for."""
     bound = getattr(step, "seq_lens_cpu_upper_bound", None)
     return step.seq_lens.cpu() if bound is None else bound
-
-
-def slots_of(block_table: Tensor, cu_seqlens: Tensor, total: int, block: int) -> Tensor:
-    """Where all tokens of all requests lie, one request after another: [total], without waiting for the device."""
-    lengths = (cu_seqlens[1:] - cu_seqlens[:-1]).long()
-    requests = torch.arange(len(lengths), device=lengths.device)
-    request = torch.repeat_interleave(requests, lengths, output_size=total)
-    position = torch.arange(total, device=lengths.device) - cu_seqlens[request]
-    return block_table[request, position // block].long() * block + position % block

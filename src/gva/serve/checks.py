@@ -8,7 +8,6 @@ from gva.errors import check
 from gva.weights import INDEX, WEIGHTS, verify_folder
 
 ARCHITECTURE = "GvaForCausalLM"
-OURS = ("gva", "gta", "mla")  # attend through our backend; the GQA family through vLLM's own
 FP8 = ("fp8", "fp8_e4m3")
 
 
@@ -39,27 +38,30 @@ def check_checkpoint(folder: Path) -> Any:
 
 
 def check_servable(config: Any) -> None:
-    """Refuse an attention whose keys must be rebuilt and rotated at every step: paged kernels read rows as they lie."""
-    if config.caches_values_only:
+    """Refuse an attention that paged kernels cannot read as it lies: keys that are rebuilt and rotated at every step,
+    or a state that no query can be brought to."""
+    if config.rotates_late:
         name = "shared KV" if config.attention == "shared_kv" else "ordinary-RoPE GVA"
         raise ValueError(
             f"attention={config.attention!r} with positional='rope' ({name}) cannot be served: its cache is V alone, "
             "and every step would rebuild and rotate the keys of the whole context. Train with a decoupled slice "
             "(variant gva-drope-16) to serve, or use `gva generate`"
         )
+    if config.row.rope is not None and not (config.absorbs and config.row.packs):
+        raise ValueError(f"attention={config.attention!r} cannot be served: it has no absorbed form on pages")
 
 
 def check_ranks(config: Any, ranks: int) -> None:
     """Refuse tensor parallelism that would cut a head or a group in two. More ranks than groups replicate groups."""
     H, G = config.num_attention_heads, config.num_value_groups
     check(H % ranks == 0, "tensor_parallel_size", ranks, f"must divide num_attention_heads={H}")
-    whole = config.attention == "mla" or G % ranks == 0 or ranks % G == 0
+    whole = all(p.shared or p.heads % ranks == 0 or ranks % p.heads == 0 for p in config.row.parts)
     check(whole, "tensor_parallel_size", ranks, f"must divide num_value_groups={G} or be a multiple of it")
 
 
 def check_cache_dtype(config: Any, cache_dtype: str, dtype: Any) -> None:
     """Rows are kept in the model's precision, or in the fp8 row of `gva.ops.layout`."""
-    if config.attention not in OURS:
+    if not config.row.packs:
         return  # vLLM's own attention decides
     own = str(dtype).removeprefix("torch.")
     allowed = ("auto", own, *FP8)

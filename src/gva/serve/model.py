@@ -20,14 +20,14 @@ from vllm.model_executor.models.llama import LlamaMLP  # noqa: E402
 from vllm.sequence import IntermediateTensors  # noqa: E402
 
 from gva.attention.rope import Rotation, frequencies  # noqa: E402
-from gva.serve.attention import CLASSES, JointProjection  # noqa: E402
+from gva.serve.attention import JointProjection, build  # noqa: E402
 from gva.serve.roomy import roomy  # noqa: E402
 
 
 class DecoderLayer(nn.Module):
     def __init__(self, config: Any, vllm_config: VllmConfig, prefix: str) -> None:
         super().__init__()
-        self.self_attn = CLASSES[config.attention](config, vllm_config, f"{prefix}.self_attn")
+        self.self_attn = build(config, vllm_config, f"{prefix}.self_attn")
         self.mlp = LlamaMLP(
             config.hidden_size, config.intermediate_size, "silu", vllm_config.quant_config, prefix=f"{prefix}.mlp"
         )

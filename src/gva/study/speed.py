@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 from gva.config import GvaConfig
-from gva.generate import PagedGenerator
 from gva.model import GvaForCausalLM
 from gva.ops import backend, flash
+from gva.paged.generator import PagedGenerator
 from gva.run.folder import commit, read_run
 from gva.run.metrics import read_metrics, record
 from gva.study.child import stop_with
@@ -60,7 +60,7 @@ def path(config: GvaConfig, device: torch.device) -> str:
     """What a decode step attends through."""
     if config.absorbs:
         return backend.select(None, device, DTYPE, DTYPE)
-    if config.caches_values_only:
+    if config.rotates_late:
         return REBUILT
     return FLASH if flash.available(device) else "torch"
 

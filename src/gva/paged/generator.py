@@ -5,21 +5,48 @@ are, so on a GPU it is captured once as a CUDA graph and replayed at every later
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gva import ops
+from gva.attention import Attention, Query
 from gva.attention.rope import tables
-from gva.cache import OutOfPages, PagedCache, PagedStep
 from gva.errors import check
 from gva.ops import flash
+from gva.ops.dense import Spans
+from gva.paged.attend import Absorbed, Expanded, Gathered, InPlace, Run, attend, slots_of, together
+from gva.paged.cache import OutOfPages, PagedCache
 
 
-def run_layer(layer: Any, hidden: Tensor, rotation: Any, step: PagedStep, form: str) -> Tensor:
-    return layer(hidden, position_embeddings=rotation, past_key_values=step, attention_form=form)
+@dataclass
+class PagedStep:
+    """One forward pass of new tokens, [N] of all sequences, on a paged cache: the `attend` of its layers.
+
+    slots  [N] where the new tokens go, -1 for padding
+    pools  of the layer that it is handed to; not the number of a layer, so that all compile to one graph
+    """
+
+    cache: PagedCache
+    slots: Tensor
+    runs: Sequence[Run]
+    pools: list[Tensor] = field(default_factory=list)
+
+    def of_layer(self, index: int) -> "PagedStep":
+        return replace(self, pools=[pool[index] for pool in self.cache.pools])
+
+    def __call__(self, attention: Attention, query: Query, row: Any) -> tuple[Tensor, None]:
+        out = query.content.new_empty(*query.content.shape[:2], attention.config.value_head_dim)
+        attend(attention, self.cache.pages_of(self.pools), query, row, self.slots, self.runs, out)
+        return out, None
+
+
+def run_layer(layer: Any, hidden: Tensor, rotation: Any, step: PagedStep) -> Tensor:
+    return layer(hidden, rotation, step)
 
 
 class PagedGenerator:
@@ -27,6 +54,7 @@ class PagedGenerator:
 
     `temperature` 0 is greedy. `fp8` caches values in e4m3. `cuda_graph` None: on a GPU.
     `prefill_tokens`: how many tokens of prompts one forward pass takes; longer prompts take several.
+    `layout`: how pages hold a token (`PagedCache`).
     `compile`: the layers of the decode step go through torch.compile, which takes seconds once and saves launches.
     """
 
@@ -39,21 +67,23 @@ class PagedGenerator:
         page: int = 64,
         pages: int | None = None,
         fp8: bool = False,
+        layout: str | None = None,
         temperature: float = 0.0,
         cuda_graph: bool | None = None,
         prefill_tokens: int = 16384,
         compile: bool = False,
     ) -> None:
         check(temperature >= 0, "temperature", temperature, "must not be negative")
-        check(prefill_tokens >= page, "prefill_tokens", prefill_tokens, f"must be at least one page, {page}")
-        self.prefill_tokens = prefill_tokens // page * page
+        check(prefill_tokens > 0, "prefill_tokens", prefill_tokens, "must be positive")
+        self.prefill_tokens = prefill_tokens
         self.model, self.config, self.temperature = model, model.config, temperature
         weight = model.lm_head.weight
         self.cache = PagedCache(
-            model.config, batch, max_tokens, page=page, pages=pages, dtype=weight.dtype, fp8=fp8, device=weight.device
-        )
+            model.config, batch, max_tokens, page=page, pages=pages, dtype=weight.dtype, fp8=fp8, layout=layout,
+            device=weight.device,
+        )  # fmt: skip
         self.device, self.max_tokens = weight.device, max_tokens
-        self.tokens = torch.zeros(batch, 1, dtype=torch.long, device=self.device)
+        self.tokens = torch.zeros(batch, dtype=torch.long, device=self.device)
         self.active = torch.zeros(batch, dtype=torch.int32, device=self.device)
         self.plan = self._make_plan()
         self.use_graph = self.device.type == "cuda" if cuda_graph is None else cuda_graph
@@ -80,7 +110,7 @@ class PagedGenerator:
             check(total <= limit, f"prompt {number}", total, f"tokens, the new ones counted, exceed max_tokens={limit}")
             if self._pages(total) > self.cache.pages:
                 raise OutOfPages(f"prompt {number} needs {self._pages(total)} pages, the cache has {self.cache.pages}")
-        running: dict[int, list[int]] = {}  # slot -> [number of the prompt, tokens still to come, pages promised]
+        running: dict[int, list[int]] = {}  # sequence -> [number of the prompt, tokens still to come, pages promised]
         try:
             while waiting or running:
                 first = self._admit(waiting, running, max_new_tokens)
@@ -89,11 +119,11 @@ class PagedGenerator:
                     continue
                 self._reserve(running)
                 self.step()
-                tokens = self.tokens[:, 0].tolist()
-                yield from self._deliver({slot: tokens[slot] for slot in running}, running, end)
+                tokens = self.tokens.tolist()
+                yield from self._deliver({sequence: tokens[sequence] for sequence in running}, running, end)
         finally:
-            for slot in list(running):
-                self._end(slot, running)
+            for sequence in list(running):
+                self._end(sequence, running)
 
     @torch.no_grad()
     def step(self) -> None:
@@ -108,56 +138,84 @@ class PagedGenerator:
         self.cache.lengths = [n + bool(self.cache.owned[i]) for i, n in enumerate(self.cache.lengths)]
 
     @torch.no_grad()
-    def prefill(self, slots: list[int], prompts: list[list[int]]) -> None:
-        """Begin sequences in these slots; their first new tokens are then in `tokens`."""
+    def prefill(self, sequences: list[int], prompts: list[list[int]]) -> None:
+        """Begin these sequences; their first new tokens are then in `tokens`."""
         counts = [0] * self.cache.batch
-        for slot, prompt in zip(slots, prompts, strict=True):
-            counts[slot] = len(prompt)
+        for sequence, prompt in zip(sequences, prompts, strict=True):
+            counts[sequence] = len(prompt)
         self.cache.reserve(counts)
-        # Prompts of like lengths share a pass; a pass takes `prefill_tokens`, so a long prompt takes several.
-        order = sorted(range(len(slots)), key=lambda i: len(prompts[i]))
-        while order:
-            chunk = min(len(prompts[order[-1]]), self.prefill_tokens)
-            chosen = [order.pop() for _ in range(min(len(order), max(1, self.prefill_tokens // chunk)))]
-            self._prefill(torch.tensor([slots[i] for i in chosen], device=self.device), [prompts[i] for i in chosen])
+        for pieces in self._passes(prompts):
+            self._prefill(sequences, prompts, pieces)
         self.cache.advance(counts)
+        self.active[torch.tensor(sequences, device=self.device)] = 1
 
-    def _prefill(self, rows: Tensor, prompts: list[list[int]]) -> None:
-        """The prompts of these sequences, in chunks that attend to the pages of those before."""
-        width = max(map(len, prompts))
-        padded = torch.tensor([p + [0] * (width - len(p)) for p in prompts], device=self.device)
-        lengths = torch.tensor([len(p) for p in prompts], device=self.device)
-        positions = torch.arange(width, device=self.device).expand(len(prompts), -1)
-        inside = torch.where(positions < lengths[:, None], positions, -1)
-        for start in range(0, width, self.prefill_tokens):
-            part = slice(start, start + self.prefill_tokens)
-            # Padding stands to the right, so causality keeps it away from every real token.
-            step = PagedStep(self.cache, self.cache.slots(inside[:, part], rows), prefix=start, sequences=rows)
-            hidden = self._layers(padded[:, part], positions[:, part], step)
-            ending = [i for i, prompt in enumerate(prompts) if start < len(prompt) <= start + hidden.shape[1]]
-            if ending:
-                last = lengths[ending] - 1 - start
-                self.tokens[rows[ending], 0] = self._choose(self.model.lm_head(hidden[ending, last]))
-        self.active[rows] = 1
+    def _passes(self, prompts: list[list[int]]) -> Iterator[list[tuple[int, int, int]]]:
+        """What goes through the model together, `prefill_tokens` at most: (which prompt, its first and last token)."""
+        pieces, room = [], self.prefill_tokens
+        for number, prompt in enumerate(prompts):
+            start = 0
+            while start < len(prompt):
+                count = min(room, len(prompt) - start)
+                pieces.append((number, start, start + count))
+                start, room = start + count, room - count
+                if room == 0:
+                    yield pieces
+                    pieces, room = [], self.prefill_tokens
+        if pieces:
+            yield pieces
+
+    def _prefill(self, sequences: list[int], prompts: list[list[int]], pieces: list[tuple[int, int, int]]) -> None:
+        """One pass over pieces of prompts, which attend to what is cached of theirs."""
+        tokens = torch.tensor([t for number, a, b in pieces for t in prompts[number][a:b]], device=self.device)
+        positions = torch.tensor([at for _, a, b in pieces for at in range(a, b)], device=self.device)
+        own = torch.tensor([sequences[number] for number, _, _ in pieces], device=self.device)
+        counts = [b - a for _, a, b in pieces]
+        owner = torch.repeat_interleave(own, torch.tensor(counts, device=self.device), output_size=len(tokens))
+        runs = [self._expanded(own, pieces, first, last) for first, last in together([b for _, _, b in pieces])]
+        hidden = self._layers(tokens, positions, PagedStep(self.cache, self.cache.slots(positions, owner), runs))
+        ends = list(accumulate(counts))
+        ending = [i for i, (number, _, b) in enumerate(pieces) if b == len(prompts[number])]
+        if ending:
+            last_rows = hidden[torch.tensor([ends[i] - 1 for i in ending], device=self.device)]
+            self.tokens[own[ending]] = self._choose(self.model.lm_head(last_rows))
+
+    def _expanded(self, own: Tensor, pieces: list[tuple[int, int, int]], first: int, last: int) -> Expanded:
+        """The run of pieces `first` to `last`; `own` are the sequences of all pieces."""
+        before = sum(b - a for _, a, b in pieces[:first])
+        chosen = pieces[first:last]
+        queries, keys = self._spans([b - a for _, a, b in chosen]), self._spans([b for _, _, b in chosen])
+        cached = any(a > 0 for _, a, _ in chosen)
+        slots = slots_of(self.cache.block_table[own[first:last]], keys, self.cache.page) if cached else None
+        return Expanded(slice(before, before + queries.starts[-1]), queries, keys, slots)
+
+    def _spans(self, counts: list[int]) -> Spans:
+        starts = list(accumulate(counts, initial=0))
+        return Spans(starts, torch.tensor(starts, dtype=torch.int32, device=self.device))
 
     def _decode(self) -> None:
         """The captured step: everything it reads or writes keeps its address."""
         cache = self.cache
-        positions = torch.where(self.active > 0, cache.seq_lens, -1)[:, None]
+        positions = torch.where(self.active > 0, cache.seq_lens, -1)
         cache.seq_lens.add_(self.active)
-        step = PagedStep(cache, cache.slots(positions), plan=self._plan())
-        hidden = self._layers(self.tokens, positions.clamp(min=0), step)
-        self.tokens.copy_(self._choose(self.model.lm_head(hidden[:, -1]))[:, None])
+        step = PagedStep(cache, cache.slots(positions), [self._decoding()])
+        run = self._compiled_layer or run_layer
+        hidden = self._layers(self.tokens, positions.clamp(min=0), step, run)
+        self.tokens.copy_(self._choose(self.model.lm_head(hidden)))
 
-    def _layers(self, tokens: Tensor, positions: Tensor, step: PagedStep) -> Tensor:
+    def _decoding(self) -> Run:
+        cache, plan = self.cache, self._plan()
+        if self.config.absorbs:
+            return Absorbed(slice(0, cache.batch), cache.block_table, cache.seq_lens, None, 1, plan)
+        if plan is not None:
+            return InPlace(cache.block_table, cache.seq_lens, plan)
+        return Gathered(cache.block_table, cache.seq_lens)
+
+    def _layers(self, tokens: Tensor, positions: Tensor, step: PagedStep, run: Any = run_layer) -> Tensor:
         inner = self.model.model
         hidden = inner.embed_tokens(tokens)
         rotation = tables(self.config, positions, hidden.dtype)
-        decoding = step.prefix is None
-        form = "absorbed" if self.config.absorbs and decoding else "expanded"
-        run = self._compiled_layer if decoding and self._compiled_layer else run_layer
         for index, layer in enumerate(inner.layers):
-            hidden = run(layer, hidden, rotation, step.of_layer(index), form)
+            hidden = run(layer, hidden, rotation, step.of_layer(index))
         return inner.norm(hidden)
 
     def _choose(self, logits: Tensor) -> Tensor:
@@ -186,15 +244,14 @@ class PagedGenerator:
         """What the kernels of a step want to know of its lengths, from the device's numbers; None for plain torch."""
         if self.plan is not None:
             return self.plan.update(self.cache.seq_lens)
-        config = self.config
-        if config.positional == "decoupled" or config.caches_values_only or not flash.available(self.device):
+        if self.config.absorbs or self.config.rotates_late or not flash.available(self.device):
             return None
         keys = self.cache.pools[0]
         return flash.plan_decode(
             self.cache.seq_lens,
             S=1,
             max_len=self.cache.pages_per_sequence * self.cache.page,
-            H=config.num_attention_heads,
+            H=self.config.num_attention_heads,
             G=keys.shape[-2],
             d_h=keys.shape[-1],
             dtype=keys.dtype,
@@ -203,9 +260,9 @@ class PagedGenerator:
 
     def _make_plan(self) -> Any:
         """A plan of our kernel, where that runs."""
-        if self.config.positional != "decoupled" or self.device.type != "cuda":
+        if not self.config.absorbs or self.device.type != "cuda":
             return None
-        values = self.cache.layer(0)[0]
+        values = self.cache.layer(0).parts[0]
         return ops.plan_decode(
             self.cache.seq_lens,
             H=self.config.num_attention_heads,
@@ -213,7 +270,7 @@ class PagedGenerator:
             d_h=values.shape[-1],
             d_r=self.config.rope_dim,
             page=self.cache.page,
-            dtype=self.model.lm_head.weight.dtype,
+            dtype=self.cache.dtype,
             value_dtype=values.dtype,
             row_stride=values.stride(1),
         )
@@ -222,41 +279,41 @@ class PagedGenerator:
         return -(-tokens // self.cache.page)
 
     def _admit(self, waiting: deque, running: dict[int, list[int]], budget: int) -> dict[int, int]:
-        """Prefill as many waiting prompts as there are slots and pages for; their first tokens by slot.
+        """Prefill as many waiting prompts as there are sequences and pages free; their first tokens.
 
         A sequence is admitted only if all the pages it may come to need are there, so none is ever thrown out.
         """
         chosen: list[tuple[int, list[int]]] = []
-        for slot in range(self.cache.batch):
-            if not waiting or slot in running:
+        for sequence in range(self.cache.batch):
+            if not waiting or sequence in running:
                 continue
             number, prompt = waiting[0]
             needed = self._pages(len(prompt) + budget)
             if needed > self.cache.pages - sum(promised for _, _, promised in running.values()):
                 break
             waiting.popleft()
-            running[slot] = [number, budget, needed]
-            chosen.append((slot, prompt))
+            running[sequence] = [number, budget, needed]
+            chosen.append((sequence, prompt))
         if not chosen:
             return {}
-        self.prefill([slot for slot, _ in chosen], [prompt for _, prompt in chosen])
-        tokens = self.tokens[:, 0].tolist()
-        return {slot: tokens[slot] for slot, _ in chosen}
+        self.prefill([sequence for sequence, _ in chosen], [prompt for _, prompt in chosen])
+        tokens = self.tokens.tolist()
+        return {sequence: tokens[sequence] for sequence, _ in chosen}
 
     def _deliver(
         self, tokens: dict[int, int], running: dict[int, list[int]], end: int | None
     ) -> Iterator[tuple[int, int]]:
-        for slot, token in tokens.items():
-            number, left, _ = running[slot]
-            running[slot][1] = left - 1
+        for sequence, token in tokens.items():
+            number, left, _ = running[sequence]
+            running[sequence][1] = left - 1
             if left == 1 or token == end:
-                self._end(slot, running)
+                self._end(sequence, running)
             yield number, token
 
     def _reserve(self, running: dict[int, list[int]]) -> None:
-        self.cache.reserve([int(slot in running) for slot in range(self.cache.batch)])
+        self.cache.reserve([int(sequence in running) for sequence in range(self.cache.batch)])
 
-    def _end(self, slot: int, running: dict[int, list[int]]) -> None:
-        del running[slot]
-        self.cache.release(slot)
-        self.active[slot] = 0
+    def _end(self, sequence: int, running: dict[int, list[int]]) -> None:
+        del running[sequence]
+        self.cache.release(sequence)
+        self.active[sequence] = 0

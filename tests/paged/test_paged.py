@@ -5,9 +5,9 @@ import torch
 from torch._dynamo.testing import CompileCounter
 
 from gva import VARIANTS, cost
-from gva import cache as cache_module
-from gva.cache import OutOfPages, PagedCache
-from gva.generate import PagedGenerator, run_layer
+from gva.paged import attend
+from gva.paged.cache import LAYOUTS, OutOfPages, PagedCache
+from gva.paged.generator import PagedGenerator, run_layer
 from models import tiny_config, tiny_model, tokens
 
 NEW = 7
@@ -27,22 +27,36 @@ def prompts(*lengths):
 def test_equals_generate_on_ragged_prompts(variant, page):
     model = tiny_model(variant)
     asked = prompts(1, 9, 4)
-    got = PagedGenerator(model, batch=3, max_tokens=20, page=page).generate(asked, NEW)
-    assert got == [hf_greedy(model, prompt) for prompt in asked]
+    want = [hf_greedy(model, prompt) for prompt in asked]
+    for layout in LAYOUTS if model.config.row.packs else (None,):
+        got = PagedGenerator(model, batch=3, max_tokens=20, page=page, layout=layout).generate(asked, NEW)
+        assert got == want, layout
 
 
-@pytest.mark.parametrize("expanded_tokens", [1, 10_000], ids=["page by page", "at once"])
+def test_a_layout_is_chosen_and_one_that_cannot_be_is_refused():
+    assert [PagedCache(tiny_config("gva-drope-16"), batch, 8).layout for batch in (1, 2)] == ["separate", "rows"]
+    assert PagedCache(tiny_config("gqa"), 2, 8).layout == "separate"
+    assert PagedCache(tiny_config("gva-drope-16"), 1, 8, fp8=True).layout == "rows"
+    with pytest.raises(ValueError, match=r"layout='rows': attention='gqa' has no rows of one state and one slice"):
+        PagedCache(tiny_config("gqa"), 2, 8, layout="rows")
+    with pytest.raises(ValueError, match=r"layout='separate': an fp8 token is one packed row"):
+        PagedCache(tiny_config("mla"), 2, 8, fp8=True, layout="separate")
+    with pytest.raises(ValueError, match=r"layout='row': must be one of .* did you mean 'rows'"):
+        PagedCache(tiny_config("mla"), 2, 8, layout="row")
+
+
+@pytest.mark.parametrize("expanded_tokens", [1, 5, 10_000], ids=["one by one", "in parts", "at once"])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_long_prompts_are_prefilled_in_chunks(variant, expanded_tokens, monkeypatch):
-    """Chunks of 8 tokens, merged by LSE with the pages before them, prompts ending inside and at the end of one."""
-    monkeypatch.setattr(cache_module, "EXPANDED_TOKENS", expanded_tokens)
+    """Passes of 8 tokens, pieces of several prompts in each; what is cached before them at once, or merged by LSE."""
+    monkeypatch.setattr(attend, "EXPANDED_TOKENS", expanded_tokens)
     model = tiny_model(variant)
     asked = prompts(29, 8, 16, 3)
     generator = PagedGenerator(model, batch=4, max_tokens=40, page=4, prefill_tokens=8)
     passes = []
-    generator.model.model.layers[0].register_forward_pre_hook(lambda m, args: passes.append(args[0].shape[:2]))
+    generator.model.model.layers[0].register_forward_pre_hook(lambda m, args: passes.append(len(args[0])))
     got = generator.generate(asked, NEW)
-    assert max(rows * width for rows, width in passes) == 8
+    assert max(passes) == 8
     assert got == [hf_greedy(model, prompt) for prompt in asked]
 
 
@@ -52,13 +66,14 @@ def test_a_chunked_prefill_caches_what_a_whole_one_does():
     for size in (8, 64):
         generator = PagedGenerator(model, batch=1, max_tokens=40, page=4, prefill_tokens=size)
         generator.prefill([0], [prompt])
-        pools.append(torch.cat([x.flatten() for x in generator.cache.gather(generator.cache.layer(1))]))
+        slots = generator.cache.slots(torch.arange(30), torch.zeros(30, dtype=torch.long))
+        pools.append(torch.cat([part.flatten() for part in generator.cache.layer(1).read(slots)]))
     torch.testing.assert_close(pools[0], pools[1], rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("variant", ["gqa", "mla", "gva-drope-16", "gva-variance-fixed"])
 def test_sequences_come_and_go(variant):
-    """More prompts than slots, in a pool that cannot hold them all; every page comes back."""
+    """More prompts than sequences, in a pool that cannot hold them all; every page comes back."""
     model = tiny_model(variant)
     asked = prompts(3, 11, 6, 2, 9, 5, 1)
     generator = PagedGenerator(model, batch=3, max_tokens=20, page=4, pages=12)
@@ -121,7 +136,7 @@ def test_an_fp8_cache_is_smaller_and_close(variant):
         seen.append(logits[0])
     error = (seen[1] - seen[0]).abs().max() / seen[0].abs().max()
     assert 0 < error < 2**-4
-    with pytest.raises(ValueError, match=r"fp8=True: has no row format for positional='rope'"):
+    with pytest.raises(ValueError, match=r"fp8=True: attention='gqa' has no rows of one state and one slice"):
         PagedGenerator(tiny_model("gqa"), 1, 8, fp8=True)
 
 

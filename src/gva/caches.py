@@ -1,0 +1,151 @@
+"""How the HuggingFace model attends: over keys side by side, in transformers' kernels and transformers' caches.
+
+A cache of transformers has two tensors per layer, called keys and values, [B, heads, T, width]. Where a row is keys and
+values of as many heads, they are those. Elsewhere each part is one head, which is what every cache can hold: the
+rotated key stands among the keys and the state among the values; a row of values alone stands among the keys, since a
+cache tells its length from them.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from gva.attention.base import Attention, Cached, Query
+from gva.attention.decoupled import join
+from gva.attention.rope import Rotation
+
+
+@dataclass(frozen=True)
+class SideBySide:
+    """Attention of new tokens [B, S] to themselves and to what `cache` holds; the `attend` of a forward pass.
+
+    form           'expanded', 'absorbed', or None: the cheaper one
+    key_rotation   of every slot of the cache, for keys that rotate late
+    options        for transformers' kernels
+    """
+
+    mask: Tensor | None = None
+    cache: Cache | None = None
+    form: str | None = None
+    key_rotation: Rotation | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __call__(self, attention: Attention, query: Query, row: Cached) -> tuple[Tensor, Tensor | None]:
+        form = attention.choose_form(self.form, self.cache is not None, query.content.shape[1])
+        held = row if self.cache is None else update(self.cache, attention, row)
+        if form == "expanded":
+            k, v = attention.expand(held, self.key_rotation)
+            return attend(attention, query.whole, k, v, self.mask, self.options)
+        state, k_rope = held
+        q = Query(attention.absorb(query.content), query.rope).whole
+        attended, weights = attend(attention, q, join(state, k_rope), state, self.mask, self.options)
+        return attention.values_of(attended), weights
+
+
+def update(cache: Cache, attention: Attention, row: Cached) -> Cached:
+    """Append the new tokens' row to the cache; returns all that it then holds."""
+    per_head = len(row) == 2 and row[0].shape[:3] == row[1].shape[:3] and row[1].dim() == 4
+    parts = [(x if per_head else x.flatten(2)[:, :, None]).transpose(1, 2) for x in row]
+    if not per_head:  # the slice, or all that there is, stands among the keys
+        *others, keys = parts
+        parts = [keys, *(others or [keys[..., :0]])]
+    _refuse_foreign(cache, attention.layer_idx, parts)
+    held = [x.transpose(1, 2) for x in cache.update(*parts, attention.layer_idx)]
+    if per_head:
+        return tuple(held)
+    ordered = [*held[1:], held[0]] if len(row) == 2 else held[:1]
+    return tuple(
+        x.squeeze(2) if new.dim() == 3 else x.squeeze(2).unflatten(2, (-1, new.shape[3]))
+        for x, new in zip(ordered, row, strict=True)
+    )
+
+
+def _refuse_foreign(cache: Cache, layer: int, parts: list[Tensor]) -> None:
+    layers = getattr(cache, "layers", [])
+    if layer >= len(layers):
+        return
+    for what, new in zip(("keys", "values"), parts, strict=True):
+        held = getattr(layers[layer], what, None)
+        if held is not None and held.dim() == 4 and unchanging(held) != unchanging(new):
+            raise ValueError(
+                f"past_key_values: layer {layer} holds {what} of shape {tuple(held.shape)} and {held.dtype}, this "
+                f"model caches {tuple(new.shape)} (batch, heads, tokens, width) and {new.dtype}; the cache belongs to "
+                "another model or batch"
+            )
+
+
+def unchanging(x: Tensor) -> tuple[Any, ...]:
+    """What stays the same while a cache grows: batch, heads, width and precision."""
+    return x.shape[0], x.shape[1], x.shape[3], x.dtype
+
+
+# ---- transformers' kernels ----
+
+
+@dataclass(frozen=True)
+class KernelCall:
+    """What transformers' attention kernels read off the module that calls them. Not the module itself, because
+    how often keys and values are to be repeated depends on the form and on the number of queries; and nothing
+    that differs between layers, so that all of them compile to one graph."""
+
+    config: Any
+    training: bool
+    num_key_value_groups: int
+    is_causal: bool = True
+
+
+def attend(
+    attention: Attention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: dict[str, Any]
+) -> tuple[Tensor, Tensor | None]:
+    """softmax(q k^T * scaling) v through the backend the config names.
+
+    q [B, S, H, d_qk], k [B, T, H or G, d_qk], v [B, T, H or G, w] -> [B, S, H, w], and the weights if there are any.
+    """
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    heads, kept = q.shape[1], v.shape[1]
+    if k.shape[1] != kept:  # keys per head, values per group: kernels want as many of one as of the other
+        k, v, kept = repeat_heads(k, heads), repeat_heads(v, heads), heads
+    name = attention.config._attn_implementation
+    # One query token: the heads of a group become the query rows of one head, and nothing is repeated.
+    fold = q.shape[2] == 1 and kept < heads and name in ("sdpa", "eager")
+    if fold:
+        q = q.unflatten(1, (kept, -1)).squeeze(3)
+        options = {**options, "is_causal": False}
+    kernel = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention)
+    call = KernelCall(attention.config, attention.training, q.shape[1] // kept)
+    out, weights = kernel(call, q, k, v, mask, dropout=0.0, scaling=attention.scaling, **options)
+    if fold:  # kernels answer [B, S, H, w]: here the heads of a group, then the groups
+        out = out.transpose(1, 2).flatten(1, 2)[:, None]
+        weights = None if weights is None else weights.flatten(1, 2).unsqueeze(2)
+    return out, weights
+
+
+def repeat_heads(x: Tensor, heads: int) -> Tensor:
+    """Each head of x [B, n, T, w] repeated in place until there are `heads`."""
+    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
+
+
+def eager_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor]:
+    """Plain attention that returns its weights, in transformers' calling convention."""
+    key = repeat_heads(key, query.shape[1])
+    value = repeat_heads(value, query.shape[1])
+    scores = query @ key.transpose(2, 3) * scaling
+    if attention_mask is not None:
+        scores = scores + attention_mask
+    weights = torch.softmax(scores, dim=-1, dtype=torch.promote_types(query.dtype, torch.float32))
+    weights = weights.to(query.dtype)
+    return (weights @ value).transpose(1, 2), weights
