@@ -1,5 +1,6 @@
 """Tables and plots in the documentation are those that the measured CSVs give."""
 
+import re
 import runpy
 from pathlib import Path
 
@@ -9,7 +10,8 @@ ROOT = Path(__file__).parent.parent
 
 
 @pytest.mark.parametrize(
-    ("script", "files"), [("benchmarks/table.py", 4), ("studies/table.py", 1), ("studies/kept.py", 1)]
+    ("script", "files"),
+    [("benchmarks/table.py", 4), ("studies/table.py", 1), ("studies/kept.py", 1), ("docs/draw.py", 2)],
 )
 def test_tables_and_plots_are_current(script, files):
     pages = runpy.run_path(str(ROOT / script))["pages"]()
@@ -22,3 +24,30 @@ def test_every_row_says_where_it_comes_from():
     for path in (ROOT / "benchmarks" / "results").glob("*.csv"):
         header = path.read_text().splitlines()[0].split(",")
         assert {"gpu", "torch", "commit"} <= set(header), path.name
+
+
+def test_no_box_lies_on_another_and_no_arrow_runs_through_one():
+    drawn = runpy.run_path(str(ROOT / "docs" / "draw.py"))
+    width, height = drawn["BOX_WIDTH"], drawn["BOX_HEIGHT"]
+    corners = {part: drawn["corner"](part) for part in drawn["PLACES"]}
+    boxes = {part: (x - 4, y - 4, x + width + 4, y + height + 4) for part, (x, y) in corners.items()}
+    assert set(boxes) == set(drawn["ARROWS"]) - {drawn["EVERYWHERE"]}, "say in docs/draw.py where it stands"
+    for part, (left, top, right, bottom) in boxes.items():
+        others = [box for other, box in boxes.items() if other != part]
+        assert not any(left < b[2] and b[0] < right and top < b[3] and b[1] < bottom for b in others), part
+        assert left >= 0, part
+        assert right <= drawn["WIDTH"], part
+    for above, below, (x0, y0, x1, y1) in drawn["ends"](drawn["drawn_arrows"]()):
+        assert y0 < y1, f"{above} must stand above {below}"
+        for part in set(boxes) - {above, below}:
+            left, top, right, bottom = boxes[part]
+            along = [(x0 + (x1 - x0) * i / 100, y0 + (y1 - y0) * i / 100) for i in range(101)]
+            assert not any(left < x < right and top < y < bottom for x, y in along), f"{above} to {below}: {part}"
+
+
+def test_the_files_that_the_architecture_names_exist():
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = re.findall(r"`([\w/-]+(?:\.py|/))`", text) + re.findall(r"\]\(([^)]+)\)", text)
+    assert len(named) > 50
+    homes = [ROOT, ROOT / "src" / "gva", ROOT / "src" / "gva" / "attention", ROOT / "docs", ROOT / "tests" / "ops"]
+    assert [name for name in named if not any((home / name).exists() for home in homes)] == []
