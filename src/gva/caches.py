@@ -48,7 +48,8 @@ class SideBySide:
 
 def update(cache: Cache, attention: Attention, row: Cached) -> Cached:
     """Append the new tokens' row to the cache; returns all that it then holds."""
-    per_head = len(row) == 2 and row[0].shape[:3] == row[1].shape[:3] and row[1].dim() == 4
+    declared = attention.row(attention.config)
+    per_head = declared.rope is None and len(declared.content) == 2
     parts = [(x if per_head else x.flatten(2)[:, :, None]).transpose(1, 2) for x in row]
     if not per_head:  # the slice, or all that there is, stands among the keys
         *others, keys = parts

@@ -104,6 +104,7 @@ def test_compiles_as_one_graph():
     assert_compiles(case, lambda *q: ops.paged_attention(*q, *case.args[2:], impl="reference", return_lse=True))
 
 
+@pytest.mark.compiles
 @needs_triton
 @pytest.mark.skipif(torch.cuda.is_available(), reason="test_ops_gpu.py compiles it there")
 def test_compiles_under_a_plan():

@@ -191,10 +191,15 @@ class Attention(nn.Module):
             return "absorbed" if self.absorbs and cached and queries <= self.break_even() else "expanded"
         check_choice("attention_form", asked, FORMS)
         if asked == "absorbed" and not self.absorbs:
+            why = "cannot absorb its key map: its class declares no absorbed form; use attention_form='expanded'"
+            if self.positional == "rope":
+                why = (
+                    "cannot absorb its key map, because the rotation between a query and a key depends on both "
+                    "positions; use attention_form='expanded' or positional='decoupled'"
+                )
             raise ValueError(
                 f"attention_form='absorbed': attention={self.config.attention!r} with positional="
-                f"{self.config.positional!r} cannot absorb its key map, because the rotation between a query and "
-                "a key depends on both positions; use attention_form='expanded' or positional='decoupled'"
+                f"{self.config.positional!r} {why}"
             )
         return asked
 

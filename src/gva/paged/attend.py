@@ -85,7 +85,7 @@ class Expanded:
             k, v = self.expand(attention, pages, row, 0, None)
             dense.attend(q, k, v, self.queries, self.keys, scale, causal=True, out=out, kernel=self.kernel)
             return
-        out.copy_(self._in_parts(attention, pages, q, self.new(row)))
+        out.copy_(self._in_parts(attention, pages, q, row))
 
     def expand(
         self, attention: Attention, pages: LayerPages, row: Cached, first: int, last: int | None
@@ -97,32 +97,28 @@ class Expanded:
             rotation = late_rotation(attention, self.keys, row[0])
             rotation = rotation[0][first:last], rotation[1][first:last]
         if slots is None:
-            return attention.expand(self.new(row), rotation)
+            return attention.expand(tuple(part[self.tokens] for part in row), rotation)
         if pages.scales is None:
             return attention.expand_at(pages.parts, slots, rotation)
         return attention.expand(pages.read(slots), rotation)
-
-    def new(self, row: Cached) -> Cached:
-        return tuple(part[self.tokens] for part in row)
 
     def _in_parts(self, attention: Attention, pages: LayerPages, q: Tensor, row: Cached) -> Tensor:
         """One sequence whose earlier tokens are too many to have keys at a time: the new ones attend to themselves,
         then to one part of the earlier ones after another."""
         assert len(self.keys.starts) == 2, "only a sequence alone may be so long"
-        held, scale, device = self.keys.starts[-1] - len(q), attention.scaling, q.device
-        rotation = None
-        if attention.rotates_late:
-            cos, sin = late_rotation(attention, self.keys, row[0])
-            rotation = cos[held:], sin[held:]
-        k, v = attention.expand(row, rotation)
-        out, lse = dense.attend(q, k, v, self.queries, self.queries, scale, True, with_lse=True, kernel=self.kernel)
-        for first in range(0, held, EXPANDED_TOKENS):
-            last = min(held, first + EXPANDED_TOKENS)
+        total = self.keys.starts[-1]
+        held = total - len(q)
+
+        def attended(first: int, last: int) -> tuple[Tensor, Tensor | None]:
+            """By the new tokens, to those from `first` to `last`: one part at a time has keys."""
             k, v = self.expand(attention, pages, row, first, last)
-            part = Spans([0, last - first], torch.tensor([0, last - first], dtype=torch.int32, device=device))
-            other, other_lse = dense.attend(
-                q, k, v, self.queries, part, scale, False, with_lse=True, kernel=self.kernel
-            )
+            keys = Spans([0, last - first], torch.tensor([0, last - first], dtype=torch.int32, device=q.device))
+            causal, scale = first == held, attention.scaling
+            return dense.attend(q, k, v, self.queries, keys, scale, causal, with_lse=True, kernel=self.kernel)
+
+        out, lse = attended(held, total)
+        for first in range(0, held, EXPANDED_TOKENS):
+            other, other_lse = attended(first, min(held, first + EXPANDED_TOKENS))
             assert lse is not None
             assert other_lse is not None
             out, lse = ops.merge_states(out, lse, other, other_lse)

@@ -244,9 +244,10 @@ class PagedGenerator:
         """What the kernels of a step want to know of its lengths, from the device's numbers; None for plain torch."""
         if self.plan is not None:
             return self.plan.update(self.cache.seq_lens)
-        if self.config.absorbs or self.config.rotates_late or not flash.available(self.device):
-            return None
         keys = self.cache.pools[0]
+        takes = flash.available(self.device) and keys.dtype in (torch.bfloat16, torch.float16)
+        if self.config.absorbs or len(self.cache.row.content) < 2 or not takes:
+            return None
         return flash.plan_decode(
             self.cache.seq_lens,
             S=1,

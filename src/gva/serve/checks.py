@@ -41,14 +41,19 @@ def check_servable(config: Any) -> None:
     """Refuse an attention that paged kernels cannot read as it lies: keys that are rebuilt and rotated at every step,
     or a state that no query can be brought to."""
     if config.rotates_late:
-        name = "shared KV" if config.attention == "shared_kv" else "ordinary-RoPE GVA"
+        name = {"shared_kv": "shared KV", "gva": "ordinary-RoPE GVA"}.get(config.attention, config.attention)
         raise ValueError(
             f"attention={config.attention!r} with positional='rope' ({name}) cannot be served: its cache is V alone, "
             "and every step would rebuild and rotate the keys of the whole context. Train with a decoupled slice "
             "(variant gva-drope-16) to serve, or use `gva generate`"
         )
-    if config.row.rope is not None and not (config.absorbs and config.row.packs):
-        raise ValueError(f"attention={config.attention!r} cannot be served: it has no absorbed form on pages")
+    row = config.row
+    keys_and_values = row.rope is None and len(row.content) == 2 and row.content[0] == row.content[1]
+    if not keys_and_values and not (config.absorbs and row.packs):
+        raise ValueError(
+            f"attention={config.attention!r} cannot be served: it has no absorbed form on pages of one state and one "
+            "rotated key, and does not cache keys and values of one shape"
+        )
 
 
 def check_ranks(config: Any, ranks: int) -> None:

@@ -95,7 +95,7 @@ def measure(config: GvaConfig, device: torch.device, batch: int, context: int, s
         "batch": batch,
         "context": context,
         "cache_bytes": generator.cache.nbytes,
-        "attention": path(config, device),
+        "attention": path(config, device) if generator.plan is None else generator.plan.config.impl,
         "dtype": str(DTYPE).removeprefix("torch."),
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "torch": torch.__version__,
