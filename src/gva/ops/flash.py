@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _loaded = False
 _library.define(
     "flash_decode(Tensor q, Tensor k, Tensor v, Tensor seq_lens, Tensor block_table, Tensor cu_seqlens_q,"
-    " Tensor scheduler, int S, int max_len, float scale) -> Tensor"
+    " Tensor scheduler, int S, int max_len, float scale, Tensor(a!) out) -> ()"
 )
 
 
@@ -60,12 +60,13 @@ def attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seq_lens: torch.Tensor, *, S: int, max_len: int, scale: float,
     block_table: torch.Tensor | None = None, cu_seqlens_q: torch.Tensor | None = None,
     scheduler: torch.Tensor | None = None, splits: int = 0, descale: tuple | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """Paged: q [N, H, d_h], k and v [P, page, G, d_h]. Contiguous: q [B, S, H, d_h], k and v [B, T, G, d_h]."""
     descales = descale or (None, None, None)
     paged = block_table is not None
     return torch.ops._vllm_fa3_C.fwd(
-        q, k, v, None, None, None, None, cu_seqlens_q, None, None, None, seq_lens,
+        q, k, v, None, None, None, out, cu_seqlens_q, None, None, None, seq_lens,
         S if paged else None, max_len if paged else None, block_table, None, None, None, None, None, *descales, scale,
         S > 1, -1, -1, 0.0, True, scheduler, splits, None, 0, None, 1, 0, None)[0]  # fmt: skip
 
@@ -91,22 +92,23 @@ def plan_decode(
 
 def decode(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seq_lens: torch.Tensor, block_table: torch.Tensor,
-    plan: FlashPlan, scale: float,
-) -> torch.Tensor:  # fmt: skip
-    """q [N, H, d_h] against pages k and v [P, page, G, d_h]: an op of ours, so that torch.compile sees one node."""
-    return torch.ops.gva.flash_decode(
-        q, k, v, seq_lens, block_table, plan.cu_seqlens_q, plan.scheduler, plan.S, plan.max_len, scale
+    plan: FlashPlan, scale: float, out: torch.Tensor,
+) -> None:  # fmt: skip
+    """q [N, H, d_h] against pages k and v [P, page, G, d_h], into `out` [N, H, d_h]: an op of ours, so that
+    torch.compile sees one node."""
+    torch.ops.gva.flash_decode(
+        q, k, v, seq_lens, block_table, plan.cu_seqlens_q, plan.scheduler, plan.S, plan.max_len, scale, out
     )
 
 
-def _decode(q, k, v, seq_lens, block_table, cu_seqlens_q, scheduler, S, max_len, scale):
-    return attend(
+def _decode(q, k, v, seq_lens, block_table, cu_seqlens_q, scheduler, S, max_len, scale, out):
+    attend(
         q, k, v, seq_lens, S=S, max_len=max_len, scale=scale, block_table=block_table, cu_seqlens_q=cu_seqlens_q,
-        scheduler=scheduler)  # fmt: skip
+        scheduler=scheduler, out=out)  # fmt: skip
 
 
 _library.impl("flash_decode", _decode, "CompositeExplicitAutograd")
-torch.library.register_fake("gva::flash_decode", lambda q, *args: torch.empty_like(q), lib=_library)
+torch.library.register_fake("gva::flash_decode", lambda *args: None, lib=_library)
 
 
 def varlen(

@@ -135,9 +135,8 @@ class InPlace:
 
     def attend(self, attention: Attention, pages: LayerPages, query: AnyQuery, row: Cached, out: Tensor) -> None:
         keys, values = pages.parts
-        out.copy_(
-            flash.decode(query.content, keys, values, self.seq_lens, self.block_table, self.plan, attention.scaling)
-        )
+        q, scale = query.content, attention.scaling
+        flash.decode(q, keys, values, self.seq_lens, self.block_table, self.plan, scale, out)
 
 
 @dataclass
