@@ -42,10 +42,10 @@ class Layer(SERVED):
         self.pages.write((torch.randn(tokens, 2, 32), torch.randn(tokens, 16)), torch.arange(tokens))
 
 
-def run_alone(run, layer, q, out, row=()):
-    """q [N, H, d_qk] through one run of a step."""
+def run_alone(stretch, layer, q, out, row=()):
+    """q [N, H, d_qk] through one stretch of a step."""
     with torch.no_grad():
-        run.attend(layer, layer.pages, JoinedQuery(q, 16), row, out)
+        stretch.attend(layer, layer.pages, JoinedQuery(q, 16), row, out)
 
 
 def spans(starts):
@@ -67,8 +67,8 @@ def test_a_plan_is_refilled_in_place_and_its_workspace_shared(fp8, S):
         q, outs = torch.randn(2 * S, H, 32), []
         for planned in (plan, None):
             out = torch.full((2 * S, H, 32), float("nan"))
-            run = Absorbed(slice(0, 2 * S), table, seq_lens, None, S, planned)
-            run_alone(run, layer, q, out)
+            stretch = Absorbed(slice(0, 2 * S), table, seq_lens, None, S, planned)
+            run_alone(stretch, layer, q, out)
             outs.append(out)
         torch.testing.assert_close(outs[0], outs[1])
     assert len(buffers) == 1
@@ -80,7 +80,7 @@ def test_a_plan_is_refilled_in_place_and_its_workspace_shared(fp8, S):
 @pytest.mark.parametrize("S", [1, 3])
 def test_a_padded_step_of_a_full_graph(S):
     """vLLM pads a decode step to the size of a captured graph: more tokens, and requests of length 0 without tokens.
-    The run must be the captured one, of all tokens with one plan; padding gives zeros."""
+    The stretch must be the captured one, of all tokens with one plan; padding gives zeros."""
     real, padded = 2, 4
     layer, builder = Layer(), StepBuilder.__new__(StepBuilder)
     builder.layer, builder.plans, builder.expands = layer, {}, True
@@ -99,16 +99,16 @@ def test_a_padded_step_of_a_full_graph(S):
         max_query_len=S,
         slot_mapping=torch.full((padded * S,), -1),
     )
-    (run,) = builder.build(0, step).runs
-    assert run.tokens == slice(0, padded * S)
-    assert run.cu_seqlens_q is None
-    assert run.plan is builder.plans[padded, S]
+    (stretch,) = builder.build(0, step).stretches
+    assert stretch.tokens == slice(0, padded * S)
+    assert stretch.cu_seqlens_q is None
+    assert stretch.plan is builder.plans[padded, S]
     q = torch.randn(padded * S, H, 32)
     out, wanted = (torch.full((padded * S, H, 32), float("nan")) for _ in range(2))
     exact = Absorbed(slice(0, real * S), table[:real], seq_lens[:real], None, S, None)
     run_alone(exact, layer, q[: real * S], wanted[: real * S])
     wanted[real * S :] = 0
-    run_alone(run, layer, q, out)
+    run_alone(stretch, layer, q, out)
     torch.testing.assert_close(out, wanted)
 
 
@@ -128,9 +128,9 @@ def test_a_prompt_that_attends_absorbed_has_no_kernel_of_its_own():
         max_query_len=7,
         slot_mapping=torch.arange(7),
     )
-    (run,) = builder.build(0, step).runs
-    assert run.cu_seqlens_q.tolist() == [0, 7]
-    assert run.plan is None
+    (stretch,) = builder.build(0, step).stretches
+    assert stretch.cu_seqlens_q.tolist() == [0, 7]
+    assert stretch.plan is None
     assert not builder.plans
 
 
@@ -192,8 +192,8 @@ def test_expanded_reads_what_absorbed_reads(fp8, at_a_time, monkeypatch):
         longest, seq_lens = queries.longest, torch.tensor(lengths, dtype=torch.int32)
         expanded = Expanded(slice(0, new), queries, keys, slots)
         absorbed = Absorbed(slice(0, new), own, seq_lens, queries.on_device, longest, None)
-        for run, out in zip((expanded, absorbed), outs, strict=True):
-            run_alone(run, layer, q, out, row)
+        for stretch, out in zip((expanded, absorbed), outs, strict=True):
+            run_alone(stretch, layer, q, out, row)
         torch.testing.assert_close(*outs)
 
 
@@ -232,7 +232,7 @@ def test_nothing_of_a_step_is_copied_from_the_host(monkeypatch):
     monkeypatch.setattr(StepBuilder, "plan", lambda *arguments: "a plan")
     step = mixed_step()
     with Recorded() as recorded:
-        decodes, prompts = builder.build(0, step).runs
+        decodes, prompts = builder.build(0, step).stretches
     assert not [name for name in recorded.names if "lift_fresh" in name or "item" in name or "local_scalar" in name]
     assert (decodes.tokens, decodes.plan) == (slice(0, 2), "a plan")
     assert (prompts.tokens, prompts.queries.longest, prompts.keys.longest) == (slice(2, 15), 8, 40)

@@ -98,7 +98,7 @@ def test_chunked_prefill(checkpoints, engine, monkeypatch, variant, expanded_tok
 
     def record(self, *args, **kwargs):
         step = build(self, *args, **kwargs)
-        kinds.update((len(step.runs), type(run).__name__, getattr(run, "slots", None) is None) for run in step.runs)
+        kinds.update((len(step.stretches), type(s).__name__, getattr(s, "slots", None) is None) for s in step.stretches)
         return step
 
     monkeypatch.setattr(backend.StepBuilder, "build", record)
@@ -106,7 +106,7 @@ def test_chunked_prefill(checkpoints, engine, monkeypatch, variant, expanded_tok
     served = engine(folder, block_size=16, max_num_batched_tokens=32, enable_chunked_prefill=True, max_num_seqs=8)
     prompts = ragged_prompts()
     check_greedy(model, prompts, greedy(served, prompts)[0])
-    assert any(runs > 1 for runs, *_ in kinds)  # decoding requests and prompts in one step
+    assert any(count > 1 for count, *_ in kinds)  # decoding requests and prompts in one step
     assert any(name == "Expanded" and fresh for _, name, fresh in kinds)
     assert any(name == "Expanded" and not fresh for _, name, fresh in kinds)
     assert bool(parts) == (expanded_tokens == 64)

@@ -1,4 +1,4 @@
-"""The ways to attend to pages, each over a run of consecutive sequences of a step; for our generator and for vLLM.
+"""The ways to attend to pages, each over a stretch of consecutive sequences of a step; for our generator and for vLLM.
 
     Absorbed   reads the pages as they lie, which suits few new tokens of an attention that absorbs
     Expanded   builds keys and values and hands them to a dense kernel, which suits prompts; where too many are cached,
@@ -158,7 +158,7 @@ class Gathered:
         out.copy_(attended.nan_to_num()[:, :, 0])
 
 
-Run = Absorbed | Expanded | InPlace | Gathered
+Stretch = Absorbed | Expanded | InPlace | Gathered
 
 
 def attend(
@@ -167,13 +167,13 @@ def attend(
     query: AnyQuery,
     row: Cached,
     slots: Tensor,
-    runs: Sequence[Run],
+    stretches: Sequence[Stretch],
     out: Tensor,
 ) -> None:
     """Write the row of the new tokens, then attend: query of [N] tokens -> out [N, H, d_h]."""
     pages.write(row, slots)
-    for run in runs:
-        run.attend(attention, pages, query, row, out)
+    for stretch in stretches:
+        stretch.attend(attention, pages, query, row, out)
 
 
 def late_rotation(attention: Attention, keys: Spans, like: Tensor) -> Rotation:

@@ -19,7 +19,7 @@ from gva.attention.rope import tables
 from gva.errors import check
 from gva.ops import flash
 from gva.ops.dense import Spans
-from gva.paged.attend import Absorbed, Expanded, Gathered, InPlace, Run, attend, slots_of, together
+from gva.paged.attend import Absorbed, Expanded, Gathered, InPlace, Stretch, attend, slots_of, together
 from gva.paged.cache import OutOfPages, PagedCache
 
 
@@ -33,7 +33,7 @@ class PagedStep:
 
     cache: PagedCache
     slots: Tensor
-    runs: Sequence[Run]
+    stretches: Sequence[Stretch]
     pools: list[Tensor] = field(default_factory=list)
 
     def of_layer(self, index: int) -> "PagedStep":
@@ -41,7 +41,7 @@ class PagedStep:
 
     def __call__(self, attention: Attention, query: Query, row: Any) -> tuple[Tensor, None]:
         out = query.content.new_empty(*query.content.shape[:2], attention.config.value_head_dim)
-        attend(attention, self.cache.pages_of(self.pools), query, row, self.slots, self.runs, out)
+        attend(attention, self.cache.pages_of(self.pools), query, row, self.slots, self.stretches, out)
         return out, None
 
 
@@ -171,8 +171,8 @@ class PagedGenerator:
         own = torch.tensor([sequences[number] for number, _, _ in pieces], device=self.device)
         counts = [b - a for _, a, b in pieces]
         owner = torch.repeat_interleave(own, torch.tensor(counts, device=self.device), output_size=len(tokens))
-        runs = [self._expanded(own, pieces, first, last) for first, last in together([b for _, _, b in pieces])]
-        hidden = self._layers(tokens, positions, PagedStep(self.cache, self.cache.slots(positions, owner), runs))
+        stretches = [self._expanded(own, pieces, first, last) for first, last in together([b for _, _, b in pieces])]
+        hidden = self._layers(tokens, positions, PagedStep(self.cache, self.cache.slots(positions, owner), stretches))
         ends = list(accumulate(counts))
         ending = [i for i, (number, _, b) in enumerate(pieces) if b == len(prompts[number])]
         if ending:
@@ -180,7 +180,7 @@ class PagedGenerator:
             self.tokens[own[ending]] = self._choose(self.model.lm_head(last_rows))
 
     def _expanded(self, own: Tensor, pieces: list[tuple[int, int, int]], first: int, last: int) -> Expanded:
-        """The run of pieces `first` to `last`; `own` are the sequences of all pieces."""
+        """The stretch of pieces `first` to `last`; `own` are the sequences of all pieces."""
         before = sum(b - a for _, a, b in pieces[:first])
         chosen = pieces[first:last]
         queries, keys = self._spans([b - a for _, a, b in chosen]), self._spans([b for _, _, b in chosen])
@@ -202,7 +202,7 @@ class PagedGenerator:
         hidden = self._layers(self.tokens, positions.clamp(min=0), step, run)
         self.tokens.copy_(self._choose(self.model.lm_head(hidden)))
 
-    def _decoding(self) -> Run:
+    def _decoding(self) -> Stretch:
         cache, plan = self.cache, self._plan()
         if self.config.absorbs:
             return Absorbed(slice(0, cache.batch), cache.block_table, cache.seq_lens, None, 1, plan)

@@ -1,4 +1,4 @@
-"""vLLM's attention backend: how the requests of a step are cut into runs (`gva.paged.attend`).
+"""vLLM's attention backend: how the requests of a step are cut into stretches (`gva.paged.attend`).
 
 vLLM puts requests with few new tokens first. Those attend absorbed; the others, which are prompts or pieces of them,
 expanded. Decode steps alone run in full CUDA graphs: what kernels read then lies in buffers that outlive the step,
@@ -30,10 +30,10 @@ from gva.serve.versions import PageShape
 
 @dataclass
 class StepMetadata(AttentionMetadata):
-    """Where the step's new rows go, [N], and its runs, in the order of their tokens."""
+    """Where the step's new rows go, [N], and its stretches, in the order of their tokens."""
 
     slots: Tensor
-    runs: list[Any]
+    stretches: list[Any]
 
 
 class GvaBackend(PageShape, AttentionBackend):
@@ -55,7 +55,7 @@ class GvaBackend(PageShape, AttentionBackend):
 
     @classmethod
     def supports_device_cpu_query_lens_mismatch(cls) -> bool:
-        return False  # runs are cut by the query counts that the host knows
+        return False  # stretches are cut by the query counts that the host knows
 
 
 class GvaImpl(AttentionImpl):
@@ -78,12 +78,12 @@ class GvaImpl(AttentionImpl):
         output_block_scale: Tensor | None = None,
     ) -> Tensor:
         """query [N, H, d_qk], its slice rotated; key [N, d_r], rotated, and value [N, G, width], the state of the new
-        tokens -> output [N, H, d_h]. Tokens past the last run pad a graph."""
+        tokens -> output [N, H, d_h]. Tokens past the last stretch pad a graph."""
         if attn_metadata is None:  # vLLM measures memory: hold what the largest prompt will
             layer.reserve_expanded(query.device, max(EXPANDED_TOKENS, len(query)))
             return output.zero_()
         q = JoinedQuery(query, layer.config.content_dim)
-        attend(layer, layer.pages, q, (value, key), attn_metadata.slots, attn_metadata.runs, output)
+        attend(layer, layer.pages, q, (value, key), attn_metadata.slots, attn_metadata.stretches, output)
         return output
 
 
@@ -102,16 +102,16 @@ class StepBuilder(AttentionMetadataBuilder[StepMetadata]):
         step = common_attn_metadata
         starts = step.query_start_loc_cpu[: step.num_reqs + 1].tolist()
         few = self.reorder_batch_threshold if self.expands else step.max_query_len
-        runs: list[Any] = []
+        stretches: list[Any] = []
         if step.max_query_len <= few:
-            runs.append(self.absorbed(step, 0, step.num_reqs, starts, step.num_actual_tokens))
+            stretches.append(self.absorbed(step, 0, step.num_reqs, starts, step.num_actual_tokens))
         else:
             counts = [last - first for first, last in pairwise(starts)]
             decodes = next(i for i, count in enumerate(counts) if count > few)
             if decodes:
-                runs.append(self.absorbed(step, 0, decodes, starts, starts[decodes]))
-            runs += self.prompts(step, decodes, starts)
-        return StepMetadata(step.slot_mapping, runs)
+                stretches.append(self.absorbed(step, 0, decodes, starts, starts[decodes]))
+            stretches += self.prompts(step, decodes, starts)
+        return StepMetadata(step.slot_mapping, stretches)
 
     def absorbed(self, step: Any, first: int, last: int, starts: list[int], end: int) -> Absorbed:
         """Requests `first` to `last`, whose tokens end at `end`: a padded graph has more than its requests do."""
