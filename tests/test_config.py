@@ -81,6 +81,8 @@ def test_widths():
             r"rope_allocation='additive': must be one of \['carved'\]",
         ),
         ({"map_init": "xavier"}, r"map_init='xavier': must be one of"),
+        ({"map_init": "none", "rope_allocation": "carved"}, r"rope_allocation='carved': without maps .* 'additive'"),
+        ({"map_init": "none", "positional": "rope"}, r"map_init='none': must be one of"),
         ({"attention": "gqa", "map_init": "standard"}, r"map_init='standard': only attention='gva'"),
         ({"attention": "gqa", "rope_dim": 16}, r"rope_dim=16: only positional='decoupled'"),
         ({"latent_dim": 64}, r"latent_dim=64: only attention='mla'"),

@@ -126,7 +126,7 @@ class GvaConfig(PreTrainedConfig):
     positional: 'rope' rotates whole heads; 'decoupled' adds one shared rotated slice (gva, mla, gta).
     rope_dim: d_r, the width of that slice. rope_allocation: 'carved' takes it out of the head (d_n = d_h - d_r),
         'additive' puts it beside (d_n = d_h; gva only).
-    map_init: 'scale_matched' or 'standard' start of the maps M_h (gva only).
+    map_init: 'scale_matched' or 'standard' start of the maps M_h, or 'none': no maps, values are keys (gva only).
     query_norm: RMSNorm over each whole query head, one gain shared by the heads.
     latent_dim: d_c of mla, by default G d_h.
     rope_parameters: as transformers has them, of type default, linear or yarn; rope_theta is the shortcut.

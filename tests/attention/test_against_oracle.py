@@ -75,6 +75,21 @@ def test_both_forms_equal_numpy(variant, form):
     np.testing.assert_allclose(run(module, config, x, form), expected(config, x, weights), rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("query_norm", [False, True])
+def test_gva_without_maps_has_values_for_keys(query_norm):
+    """As if every map were the identity."""
+    config = tiny_config("gva-drope-16", map_init="none", query_norm=query_norm)
+    assert config.content_dim == config.value_head_dim
+    module, weights = module_and_weights(config)
+    assert "key_map" not in weights
+    x = torch.randn(1, T, config.hidden_size, dtype=torch.float64)
+    eye = np.tile(np.eye(config.value_head_dim), (1, config.num_attention_heads))
+    want = expected(config, x, {**weights, "key_map": eye})
+    for form in ("expanded", "absorbed"):
+        np.testing.assert_allclose(run(module, config, x, form), want, rtol=0, atol=1e-10)
+        np.testing.assert_allclose(run(module, config, x, form, cached=True), want, rtol=0, atol=1e-10)
+
+
 @pytest.mark.parametrize("allocation", ["carved", "additive"])
 @pytest.mark.parametrize("query_norm", [False, True])
 def test_gva_options_equal_algorithm_1(allocation, query_norm):

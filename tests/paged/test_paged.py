@@ -33,6 +33,15 @@ def test_equals_generate_on_ragged_prompts(variant, page):
         assert got == want, layout
 
 
+@pytest.mark.parametrize("fp8", [False, True])
+def test_without_maps(fp8):
+    model, asked = tiny_model("gva-drope-16", torch.float32, map_init="none"), prompts(3, 11, 20)
+    assert cost.parameters(model.config)["total"] == sum(p.numel() for p in model.parameters())
+    got = PagedGenerator(model, 3, 40, page=4, prefill_tokens=8, fp8=fp8).generate(asked, NEW)
+    if not fp8:
+        assert got == [hf_greedy(model, prompt) for prompt in asked]
+
+
 def test_a_layout_is_chosen_and_one_that_cannot_be_is_refused():
     assert [PagedCache(tiny_config("gva-drope-16"), batch, 8).layout for batch in (1, 2)] == ["separate", "rows"]
     assert PagedCache(tiny_config("gqa"), 2, 8).layout == "separate"

@@ -70,6 +70,7 @@ def test_ragged_batch_and_prefix_cache(checkpoints, engine, variant, block):
         ("gva-drope-24", {"tie_word_embeddings": False}),
         ("gva-drope-16", {"rope_allocation": "additive", "query_norm": True}),
         ("gva-drope-16", {"num_value_groups": 4, "value_head_dim": 24, "rope_dim": 8}),
+        ("gva-drope-16", {"map_init": "none", "rope_dim": 32}),
         (
             "gva-drope-16",
             {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}},

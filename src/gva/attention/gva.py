@@ -23,6 +23,7 @@ Both: o_h = softmax(s_h / sqrt(d_qk)) v_g(h). The scale is that of the score bef
 With positional='rope' there is no slice: the whole rebuilt key is rotated, the rotation sits between q and M_h,
 nothing absorbs, and keys are rebuilt and rotated from the cached values at every step (see shared_kv.py).
 
+With map_init='none' there are no maps: a value is the content key of its group, q_nope is d_h wide, both forms are one.
 `key_map.weight` is [H d_n, d_h]: its rows h d_n to (h+1) d_n are M_h^T. As a Linear it shards over heads like
 any other projection; it is never called, only read.
 """
@@ -37,17 +38,17 @@ from gva.attention.base import Cached, in_one_row, per_head
 from gva.attention.decoupled import DecoupledAttention, absorbed_by
 from gva.attention.rope import Rotation
 from gva.attention.shared_kv import SharedKeyValueAttention
-from gva.errors import check_choice
+from gva.errors import check, check_choice
 from gva.ops import fast
 
 
-def settle_map(config: Any) -> None:
+def settle_map(config: Any, *others: str) -> None:
     config.map_init = config.map_init or "scale_matched"
-    check_choice("map_init", config.map_init, ("scale_matched", "standard"))
+    check_choice("map_init", config.map_init, ("scale_matched", "standard", *others))
 
 
 def key_map(config: Any) -> dict[str, tuple[int, int]]:
-    return {"key_map": (config.content_dim, config.value_head_dim)}
+    return {} if config.map_init == "none" else {"key_map": (config.content_dim, config.value_head_dim)}
 
 
 def rebuild_keys(v: Tensor, maps: Tensor) -> Tensor:
@@ -72,8 +73,23 @@ class GroupedValueAttention(DecoupledAttention):
 
     allocations = ("carved", "additive")
     fields = ("map_init",)
-    settle = staticmethod(settle_map)
     maps = staticmethod(key_map)
+
+    @classmethod
+    def settle(cls, config: Any) -> None:
+        settle_map(config, "none")
+        if config.map_init == "none":
+            config.rope_allocation = config.rope_allocation or "additive"
+            check(
+                config.rope_allocation == "additive",
+                "rope_allocation",
+                config.rope_allocation,
+                "without maps a value is the content key, whole: must be 'additive'",
+            )
+
+    @property
+    def mapped(self) -> bool:
+        return self.config.map_init != "none"
 
     def break_even(self) -> float:
         """The number of queries at which mapping every key costs no more than widening every score."""
@@ -81,14 +97,20 @@ class GroupedValueAttention(DecoupledAttention):
         return d_h * d_n / (d_h - d_n) if d_n < d_h else float("inf")
 
     def content(self, state: Tensor) -> tuple[Tensor, Tensor]:
+        if not self.mapped:
+            return state, state
         return rebuild_keys(state, per_head(self.key_map, self.config.content_dim)), state
 
     def absorb(self, content: Tensor) -> Tensor:
+        if not self.mapped:
+            return content
         return absorbed_by(content, per_head(self.key_map, self.config.content_dim))
 
     def expand(self, row: Cached, rotation: Rotation | None = None) -> tuple[Tensor, Tensor]:
         """Where no gradient is wanted, one kernel builds the keys and repeats the values, which kernels of attention
         would otherwise ask for in several passes over both."""
+        if not self.mapped:
+            return super().expand(row, rotation)
         v, k_rope = row
         maps = per_head(self.key_map, self.config.content_dim).to(v.dtype)
         if in_one_row(v):
@@ -99,5 +121,7 @@ class GroupedValueAttention(DecoupledAttention):
 
     def expand_at(self, pages: Cached, slots: Tensor, rotation: Rotation | None = None) -> tuple[Tensor, Tensor]:
         """The kernel reads the pages itself."""
+        if not self.mapped:
+            return super().expand_at(pages, slots, rotation)
         v, k_rope = pages
         return fast.expand(v, k_rope, per_head(self.key_map, self.config.content_dim), slots)
