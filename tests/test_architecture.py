@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[1] / "src" / "gva"
 # What each package, or module beside them, imports of the others. docs/draw.py draws it for docs/architecture.md.
 ARROWS = {
     "errors": set(),
+    "text": set(),
     "ops": set(),
     "attention": {"ops", "errors"},
     "config": {"attention", "errors"},
@@ -32,13 +33,13 @@ ARROWS = {
     "check": {"model", "config", "cost", "diagnostics"},
     "paged": {"attention", "ops", "errors"},
     "serve": {"paged", "attention", "ops", "config", "weights", "errors"},
-    "evaluate": {"model", "data", "run", "errors"},
+    "evaluate": {"model", "data", "run", "text", "errors"},
     "train": {"evaluate", "model", "config", "cost", "diagnostics", "ops", "data", "run", "errors"},
     "study": {"train", "model", "paged", "ops", "config", "data", "run", "errors"},
-    "report": {"study", "cost", "errors"},
+    "report": {"study", "cost", "text", "errors"},
     "cli": {
         "report", "study", "train", "evaluate", "serve", "paged", "model", "check", "config", "cost", "data", "ops",
-        "run", "errors",
+        "run", "text", "errors",
     },
 }  # fmt: skip
 OUTSIDE = {"attention": {"transformers", "vllm"}, "ops": {"transformers", "vllm"}, "paged": {"transformers", "vllm"}}

@@ -5,6 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from gva.text import aligned
+
 
 def add(commands: Any) -> None:
     from gva.cost import DTYPE_BYTES, parse_size
@@ -36,12 +38,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     if (arguments.checkpoint is None) == (arguments.preset is None):
         raise ValueError(f"give either a checkpoint or --preset (one of {list(PRESETS)})")
-    check(
-        arguments.memory is None or arguments.context is not None,
-        "--memory",
-        arguments.memory,
-        "needs --context",
-    )
+    fine = arguments.memory is None or arguments.context is not None
+    check(fine, "--memory", arguments.memory, "needs --context")
     overrides = dict(_field(text) for text in arguments.set)
     for name in overrides:
         check(name not in VARIANT_FIELDS, "--set", name, "is what a variant sets; choose among --variants instead")
@@ -53,15 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
     variants = list(VARIANTS) if arguments.variants is None else arguments.variants.split(",")
     for variant in variants:
         check_choice("--variants", variant, VARIANTS)
-    rows = cost.table(
-        config,
-        variants,
-        arguments.context,
-        arguments.memory,
-        arguments.batch,
-        arguments.dtype,
-        arguments.cache_dtype,
-    )
+    load = (arguments.context, arguments.memory, arguments.batch)
+    rows = cost.table(config, variants, *load, arguments.dtype, arguments.cache_dtype)
     print(json.dumps(rows, indent=2) if arguments.json else _format(rows))
     return 0
 
@@ -105,12 +96,5 @@ def _format(rows: list[dict[str, Any]]) -> str:
     if any("largest_batch" in row for row in rows):
         columns["largest batch"] = lambda r: f"{r['largest_batch']:,}"
     good = [row for row in rows if "error" not in row]
-    cells = [list(columns), *[[read(row) for read in columns.values()] for row in good]]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
-    lines = [
-        "  ".join(
-            cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in cells
-    ]
+    lines = aligned([list(columns), *[[read(row) for read in columns.values()] for row in good]])
     return "\n".join([*lines, *[f"{row['variant']}: {row['error']}" for row in rows if "error" in row]])

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from gva.evaluate.tasks import Item, Task
+from gva.text import aligned
 
 METRICS = ("acc", "acc_norm")
 
@@ -63,14 +64,10 @@ def table(results: dict[str, dict[str, Any]]) -> str:
         mean = average(results)
         numbers = [_percent(mean[name]) for name in ("acc", "acc_norm", "chance")]
         lines.append(["average", numbers[0], "", numbers[1], "", numbers[2], ""])
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    text = [
-        "  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True)))
-        for line in lines
-    ]
+    text = aligned(lines)
     if any(row["acc_norm"] is None for row in results.values()):
         text.append("-: not defined by lm-evaluation-harness; the average of acc_norm takes acc there")
-    return "\n".join(line.rstrip() for line in text)
+    return "\n".join(text)
 
 
 def _percent(value: float | None) -> str:

@@ -1,12 +1,13 @@
 """Numbers along a run, ready to draw: thinned where there are too many, averaged over seeds."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from gva.study.results import ComparedRow, Results, Run, score
 
 BINS = 200  # points of a curve: more cannot be seen, and the page stays small
+Reader = Callable[[Run], dict[int, float]]  # of one number of a run, by step
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ def stretch(run: Run) -> int:
     return max(1, -(-logged // points))
 
 
-def events(kind: str, read: Callable[[dict[str, Any]], float | None]) -> Callable[[Run], dict[int, float]]:
+def events(kind: str, read: Callable[[dict[str, Any]], float | None]) -> Reader:
     """A reader of one number by step from the lines of a kind."""
 
     def by_step(run: Run) -> dict[int, float]:
@@ -49,7 +50,7 @@ def events(kind: str, read: Callable[[dict[str, Any]], float | None]) -> Callabl
     return by_step
 
 
-def task_score(task: str) -> Callable[[Run], dict[int, float]]:
+def task_score(task: str) -> Reader:
     return events("tasks", lambda line: 100 * score(line["results"][task]) if task in line["results"] else None)
 
 
@@ -68,37 +69,31 @@ def _key_scale(line: dict[str, Any]) -> float | None:
 key_scale = events("diagnostics", _key_scale)
 
 
-def along(row: ComparedRow, read: Callable[[Run], dict[int, float]], tokens: bool = False) -> list[Curve]:
-    """The curve of every seed, then their mean where all have a point; `tokens` counts x in tokens, not steps."""
+def along(row: ComparedRow, read: Reader, tokens: bool = False) -> list[Curve]:
+    """The curve of every seed and their mean; `tokens` counts x in tokens, not steps."""
     found = {run.seed: read(run) for run in row.runs}
     unit = row.runs[0].tokens_per_step if tokens else 1
-    return _with_mean({seed: values for seed, values in found.items() if values}, unit)
+    return _with_mean(found, unit)
 
 
-def gap(results: Results, row: ComparedRow, read: Callable[[Run], dict[int, float]]) -> list[Curve]:
+def gap(results: Results, row: ComparedRow, read: Reader) -> list[Curve]:
     """The same for the difference to the baseline under the same seed, at the steps both have."""
-    theirs = {run.seed: read(run) for run in results.row(results.baseline).runs}
+    base = {run.seed: read(run) for run in results.row(results.baseline).runs}
     found = {}
     for run in row.runs:
-        ours = read(run)
-        common = {step: ours[step] - theirs[run.seed][step] for step in ours if step in theirs.get(run.seed, {})}
-        if common:
-            found[run.seed] = common
+        theirs = base.get(run.seed, {})
+        found[run.seed] = {step: value - theirs[step] for step, value in read(run).items() if step in theirs}
     return _with_mean(found, 1)
 
 
-def by_position(results: Results, row: ComparedRow) -> list[Curve]:
-    """Final validation loss along the context minus the baseline's, x being the middle of each stretch in tokens."""
-
-    def final(run: Run) -> dict[int, float]:
-        bins = run.of_kind("eval")[-1]["loss_by_position"]
-        width = run.identity["recipe"]["length"] / len(bins)
-        return {round(width * (i + 0.5)): value for i, value in enumerate(bins)}
-
-    return gap(results, row, final)
+def by_position(run: Run) -> dict[int, float]:
+    """Final validation loss along the context, by the middle of each stretch in tokens."""
+    bins = run.last_eval["loss_by_position"]
+    width = run.identity["recipe"]["length"] / len(bins)
+    return {round(width * (i + 0.5)): value for i, value in enumerate(bins)}
 
 
-DRAWN: dict[str, Callable[[Run], dict[int, float]]] = {
+DRAWN: dict[str, Reader] = {
     "training_loss": training_loss,
     "validation_loss": valid_loss,
     "in_context_score": in_context,
@@ -123,17 +118,13 @@ def curve_rows(results: Results) -> list[dict[str, Any]]:
 
 
 def _with_mean(found: dict[int, dict[int, float]], unit: float) -> list[Curve]:
-    curves = [_curve(seed, values, unit) for seed, values in found.items()]
-    if not found:
+    """The curves of the seeds that have one, then their mean where all have a point."""
+    drawn: dict[int | None, dict[int, float]] = {seed: values for seed, values in found.items() if values}
+    if not drawn:
         return []
-    common = sorted(set.intersection(*(set(values) for values in found.values())))
-    mean = {step: sum(values[step] for values in found.values()) / len(found) for step in common}
-    return [*curves, _curve(None, mean, unit)]
-
-
-def _curve(seed: int | None, values: dict[int, float], unit: float) -> Curve:
-    return Curve(seed, [unit * step for step in values], _short(values.values()))
-
-
-def _short(values: Iterable[float]) -> list[float]:
-    return [float(f"{value:.5g}") for value in values]
+    common = sorted(set.intersection(*map(set, drawn.values())))
+    mean = {step: sum(values[step] for values in drawn.values()) / len(drawn) for step in common}
+    return [
+        Curve(seed, [unit * step for step in values], [float(f"{value:.5g}") for value in values.values()])
+        for seed, values in (drawn | {None: mean}).items()
+    ]

@@ -11,6 +11,7 @@ import gzip
 import json
 from html import escape
 from importlib.resources import files
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from gva.report import panels, tables
 from gva.report.panels import Plot
 from gva.report.scale import figure
 from gva.report.style import label, palette, styles
-from gva.study.results import ComparedRow, Results
+from gva.report.tables import Table
+from gva.study.results import Results
 
 HEADLINE = "gva-drope-16"  # the row the key numbers are about, where it is there: the paper's serving design
 
@@ -29,7 +31,7 @@ def page(results: Results, decode_csv: Path | None = None) -> str:
     """The whole page as text. Raises ModuleNotFoundError where plotly is not installed."""
     library = plotly_script()
     sections = _sections(results, decode_csv)
-    rows = [row.name for row in results.rows]
+    rows = results.names
     plots = [plot for _, _, content in sections for plot in content if isinstance(plot, Plot)]
     data = {
         "palette": palette(rows),
@@ -64,16 +66,18 @@ def plotly_script() -> str:
 
 def markdown(results: Results) -> str:
     """The tables and what must be said with them."""
-    accuracy, rates, speeds = tables.accuracy_table(results), tables.rates_table(results), tables.speed_table(results)
+    shown = {
+        "Validation loss": tables.loss_table(results),
+        "Accuracy": tables.accuracy_table(results),
+        "Cache and parameters": tables.cost_table(results),
+        "Learning rates": tables.rates_table(results),
+        "Decode speed": tables.speed_table(results),
+    }
     parts = [f"# {_title(results)}", _subtitle(results)]
-    parts += [f"**{tables.caution(results)}**"] if tables.caution(results) else []
+    parts += [f"**{caution}**"] if (caution := tables.caution(results)) else []
     parts += [f"> {note}" for note in results.notes]
-    parts += ["## Validation loss", tables.loss_table(results).markdown()]
-    parts += ["## Accuracy", accuracy.markdown()] if accuracy else []
-    parts += ["## Cache and parameters", tables.cost_table(results).markdown()]
-    parts += ["## Learning rates", rates.markdown()] if rates else []
-    parts += ["## Decode speed", speeds.markdown()] if speeds else []
-    parts += ["## Attention and scale", "![](attention-scale.svg)\n\n![](attention-joint-scale.svg)"]
+    parts += [f"## {title}\n\n{table.markdown()}" for title, table in shown.items() if table]
+    parts += ["## Attention and scale", "![](attention-scale.svg)", "![](attention-joint-scale.svg)"]
     return "\n\n".join(parts) + "\n"
 
 
@@ -90,27 +94,24 @@ def _sections(results: Results, decode_csv: Path | None) -> list[Section]:
     """Those that have something to show, in the paper's order."""
     found: list[Section] = []
 
-    def add(title: str, text: str, *content: Plot | str | None) -> None:
-        shown = [item for item in content if item is not None]
+    def add(title: str, text: str, *content: Plot | Table | str | None) -> None:
+        shown = [item.html() if isinstance(item, Table) else item for item in content if item is not None]
         if shown:
             _level(shown)
             found.append((title, text, shown))
 
     caption = "The same data in the same order for every row under one seed."
     whole = panels.training_loss(results, results.rows, "training-loss", "Training loss", caption)
-    add("Loss", "", whole, panels.loss_gap(results), panels.final_loss(results), tables.loss_table(results).html())
+    loss = panels.forest(results, tables.valid_loss, "loss-forest", "Final validation loss", "nats per token")
+    add("Loss", "", whole, panels.loss_gap(results), loss, tables.loss_table(results))
     add("Shared KV", "The paper's first cut: no key at all.", panels.shared_kv(results))
-    accuracy = tables.accuracy_table(results)
-    add(
-        "Accuracy", "", accuracy.html() if accuracy else None, panels.final_accuracy(results),
-        *panels.accuracies(results),
-    )  # fmt: skip
-    add("Cache and parameters", "", panels.pareto(results), _bars(results), tables.cost_table(results).html())
-    rates = tables.rates_table(results)
-    add("Learning rates", "", panels.rates(results), rates.html() if rates else None)
-    speeds = tables.speed_table(results)
+    title, unit = "Average accuracy", "percentage points"
+    average = panels.forest(results, results.average, "accuracy-forest", title, unit, 100)
+    add("Accuracy", "", tables.accuracy_table(results), average, *panels.accuracies(results))
+    add("Cache and parameters", "", panels.pareto(results), _bars(results), tables.cost_table(results))
+    add("Learning rates", "", panels.rates(results), tables.rates_table(results))
     kernel = None if decode_csv is None else panels.decode_speed(decode_csv)
-    add("Decode speed", "", speeds.html() if speeds else None, kernel)
+    add("Decode speed", "", tables.speed_table(results), kernel)
     add("Inside the models", "", *panels.diagnostics(results), panels.positions(results))
     add(
         "Why the initial scale matters",
@@ -134,17 +135,12 @@ def _section(title: str, text: str, content: list[Plot | str]) -> str:
 
 def _level(content: list[Plot | str]) -> None:
     """Half-wide plots that stand side by side are equally high; one left alone takes the whole width."""
-    beside: list[Plot] = []
-    for item in [*content, ""]:
-        if isinstance(item, Plot) and not item.wide:
-            beside.append(item)
-            if len(beside) == 2:
-                beside[0].height = beside[1].height = max(plot.height for plot in beside)
-                beside = []
-            continue
-        for plot in beside:
-            plot.wide = True
-        beside = []
+    for narrow, found in groupby(content, lambda item: isinstance(item, Plot) and not item.wide):
+        beside: list[Any] = list(found) if narrow else []
+        for left, right in zip(beside[::2], beside[1::2], strict=False):
+            left.height = right.height = max(left.height, right.height)
+        if len(beside) % 2:
+            beside[-1].wide = True
 
 
 def _card(html: str) -> str:
@@ -217,7 +213,7 @@ def _key_numbers(results: Results) -> str:
     row = next((row for row in others if row.name == HEADLINE), others[-1])
     base, name = label(results.baseline), label(row.name)
     baseline = results.row(results.baseline)
-    saved = cost.cache_bytes_per_token(row.config) / cost.cache_bytes_per_token(baseline.config) - 1
+    saved = tables.cache_bytes(row) / tables.cache_bytes(baseline) - 1
     size = cost.parameters(row.config)["total"] / cost.parameters(baseline.config)["total"] - 1
     cells = [(f"{tables.signed(100 * saved, 1)}%", f"cache per token, {name} against {base}", "counted")]
     for read, digits, factor, unit in ((tables.valid_loss, 3, 1.0, "nats of validation loss"),
@@ -259,7 +255,7 @@ def _told(results: Results) -> str:
 
 def _chips(results: Results) -> str:
     """The legend of all panels: a click hides a row everywhere."""
-    drawn = styles([row.name for row in results.rows])
+    drawn = styles(results.names)
     return "".join(
         f'<button type="button" class="chip" data-row="{escape(row.name)}" aria-pressed="true" '
         f'style="--c:var(--row-{tables.css_name(row.name)})"><i class="{drawn[row.name].dash}"></i>'
@@ -301,10 +297,7 @@ def _bars(results: Results) -> str:
         )
         return f"<h3>{escape(title)}</h3>{bars}"
 
-    def size(row: ComparedRow) -> int:
-        return cost.cache_bytes_per_token(row.config)
-
-    cache = group("Cache bytes per token", size, lambda value: f"{value:,}")
+    cache = group("Cache bytes per token", tables.cache_bytes, lambda value: f"{value:,}")
     weights = group("Parameters without embeddings", tables.parameters_without_embeddings, _amount)
     return f'<figure class="card bars">{cache}</figure><figure class="card bars">{weights}</figure>'
 

@@ -9,9 +9,8 @@ from typing import Any
 
 from gva import cost
 from gva.report import curves
-from gva.report.curves import Curve
+from gva.report.curves import Curve, Reader
 from gva.report.style import Style, label, styles
-from gva.report.tables import valid_loss
 from gva.study.results import TASKS, ComparedRow, Results, Run
 from gva.study.statistics import Estimate
 
@@ -37,12 +36,9 @@ def _axes(x: str, y: str, **layout: Any) -> dict[str, Any]:
 
 def _lines(row: str, style: Style, found: list[Curve], markers: bool = False) -> list[dict[str, Any]]:
     """Every seed as a thin line, the mean as a thick one that carries the label; with one seed, that one alone."""
-    seeds = [curve for curve in found if curve.seed is not None]
     traces = []
-    for curve in found:
+    for curve in found[1:] if len(found) == 2 else found:
         mean = curve.seed is None
-        if not mean and len(seeds) == 1:
-            continue
         name = label(row) if mean else f"{label(row)}, seed {curve.seed}"
         traces.append(
             {
@@ -60,7 +56,7 @@ def _lines(row: str, style: Style, found: list[Curve], markers: bool = False) ->
 def _curves(
     results: Results, rows: Iterable[ComparedRow], read: Callable[[ComparedRow], list[Curve]], markers: bool = False
 ) -> list[dict[str, Any]]:
-    drawn = styles([row.name for row in results.rows])
+    drawn = styles(results.names)
     return [trace for row in rows for trace in _lines(row.name, drawn[row.name], read(row), markers)]
 
 
@@ -86,64 +82,64 @@ def training_loss(results: Results, rows: list[ComparedRow], name: str, title: s
     return Plot(name, title, caption + averaged, {"data": traces, "layout": layout}, 420, True, views)
 
 
-def loss_gap(results: Results) -> Plot | None:
+def _gap(results: Results, read: Reader, name: str, title: str, x: str, caption: str) -> Plot | None:
+    """Every row's validation loss minus the baseline's."""
     rows = [row for row in results.rows if row.name != results.baseline]
-    traces = _curves(results, rows, lambda row: curves.gap(results, row, curves.valid_loss), markers=True)
-    if not traces:
-        return None
+    traces = _curves(results, rows, lambda row: curves.gap(results, row, read), markers=True)
     base = label(results.baseline)
-    layout = _axes("training step", f"validation loss minus {base}'s (nats)", zero=base)
+    layout = _axes(x, f"validation loss minus {base}'s (nats)", zero=base)
+    return Plot(name, title, caption, {"data": traces, "layout": layout}) if traces else None
+
+
+def loss_gap(results: Results) -> Plot | None:
+    base = label(results.baseline)
     caption = f"Below the line is better than {base} under the same seed."
-    caption += " Thin lines are seeds, the thick one is their mean." if any(len(row.runs) > 1 for row in rows) else ""
-    return Plot("gap", f"Distance to {base} while training", caption, {"data": traces, "layout": layout})
+    if any(len(row.runs) > 1 for row in results.rows if row.name != results.baseline):
+        caption += " Thin lines are seeds, the thick one is their mean."
+    title = f"Distance to {base} while training"
+    return _gap(results, curves.valid_loss, "gap", title, "training step", caption)
 
 
 def forest(
     results: Results, read: Callable[[Run], float | None], name: str, title: str, unit: str, factor: float = 1.0
 ) -> Plot | None:
     """Each row's difference to the baseline: every seed a point, the mean with its interval."""
-    drawn = styles([row.name for row in results.rows])
-    found: list[tuple[str, Estimate]] = []
-    for row in reversed(results.rows):
-        change = results.against_baseline(row, read)
-        if change is not None:
-            found.append((row.name, change))
-    traces = []
-    for row_name, change in found:
-        traces += _forest_row(row_name, drawn[row_name], change, factor)
-    if not traces:
+    drawn = styles(results.names)
+    found = {row.name: change for row in reversed(results.rows) if (change := results.against_baseline(row, read))}
+    if not found:
         return None
+    traces = [trace for row, change in found.items() for trace in _forest_row(row, drawn[row], change, factor)]
     base = label(results.baseline)
-    layout = _axes(f"{unit}, minus {base}'s", "", zero_x=base)
-    layout["yaxis"] |= {"categoryorder": "array", "categoryarray": [label(n) for n, _ in found], "automargin": True}
-    layout["hovermode"] = "closest"
+    layout = _axes(f"{unit}, minus {base}'s", "", zero_x=base, hovermode="closest")
+    layout["yaxis"] |= {"categoryorder": "array", "categoryarray": [*map(label, found)], "automargin": True}
     caption = "One seed each: no interval."
-    if any(change.n > 1 for _, change in found):
+    if any(change.n > 1 for change in found.values()):
         caption = "Every small mark is a seed, paired with the same seed of the reference; the large one is their mean"
-        intervals = any(change.interval for _, change in found)
+        intervals = any(change.interval for change in found.values())
         caption += ", the bar its 95% interval." if intervals else ". No interval: too few seeds, or all alike."
     return Plot(name, title, caption, {"data": traces, "layout": layout}, max(220, 120 + 38 * len(found)))
 
 
 def _forest_row(row: str, style: Style, change: Estimate, factor: float) -> list[dict[str, Any]]:
-    meta = {"row": row}
-    values = [factor * value for value in change.values.values()]
-    half = change.half_width
-    return [
-        {
-            "type": "scatter", "mode": "markers", "x": values, "y": [label(row)] * len(values), "meta": meta,
-            "marker": {"size": 7, "symbol": "circle-open", "color": f"@row:{row}", "line": {"width": 1.4}},
-            "text": [f"seed {seed}" for seed in change.values],
-            "hovertemplate": "%{text}: %{x:+.4~g}<extra></extra>", "name": f"{label(row)}, seeds",
-        },
-        {
-            "type": "scatter", "mode": "markers", "x": [factor * change.mean], "y": [label(row)], "meta": meta,
-            "marker": {"size": 12, "symbol": style.symbol.removesuffix("-open"), "color": f"@row:{row}"},
-            "error_x": {"type": "data", "array": [None if half is None else factor * half], "visible": half is not None,
-                        "color": f"@row:{row}", "thickness": 2, "width": 5},
-            "hovertemplate": "mean %{x:+.4~g}<extra></extra>", "name": label(row),
-        },
-    ]  # fmt: skip
+    values, half = [factor * value for value in change.values.values()], change.half_width
+    seeds = _seeds(row, x=values, y=[label(row)] * len(values), hovertemplate="%{text}: %{x:+.4~g}<extra></extra>")
+    seeds["text"] = [f"seed {seed}" for seed in change.values]
+    seeds["marker"] |= {"size": 7, "line": {"width": 1.4}}
+    mean = {
+        "type": "scatter", "mode": "markers", "x": [factor * change.mean], "y": [label(row)], "meta": {"row": row},
+        "marker": {"size": 12, "symbol": style.symbol.removesuffix("-open"), "color": f"@row:{row}"},
+        "error_x": {"type": "data", "array": [None if half is None else factor * half], "visible": half is not None,
+                    "color": f"@row:{row}", "thickness": 2, "width": 5},
+        "hovertemplate": "mean %{x:+.4~g}<extra></extra>", "name": label(row),
+    }  # fmt: skip
+    return [seeds, mean]
+
+
+def _seeds(row: str, **drawn: Any) -> dict[str, Any]:
+    """A row's seeds as small circles."""
+    marker = {"size": 6, "symbol": "circle-open", "color": f"@row:{row}"}
+    name, meta = f"{label(row)}, seeds", {"row": row}
+    return {"type": "scatter", "mode": "markers", "name": name, "marker": marker, "meta": meta, **drawn}
 
 
 def accuracies(results: Results) -> list[Plot]:
@@ -152,7 +148,7 @@ def accuracies(results: Results) -> list[Plot]:
     for task in results.tasks():
         read = partial(curves.along, read=curves.task_score(task), tokens=True)
         traces = _curves(results, results.rows, read, markers=True)
-        chance = next(run.tasks[task].get("chance") for run in results.runs if task in run.tasks)
+        chance = results.scored(task)[0].get("chance")
         layout = _axes("training tokens", "accuracy (%)")
         if chance is not None:
             layout["level"] = {"y": 100 * chance, "text": "chance"}
@@ -162,35 +158,28 @@ def accuracies(results: Results) -> list[Plot]:
 
 def pareto(results: Results) -> Plot:
     """Loss against cache bytes: every seed a point, and their mean; lower left is better."""
-    drawn = styles([row.name for row in results.rows])
+    drawn = styles(results.names)
     traces: list[dict[str, Any]] = []
     for row in results.rows:
         size, loss = cost.cache_bytes_per_token(row.config), row.valid_loss
-        meta: dict[str, Any] = {"row": row.name}
-        values = list(loss.values.values())
-        if len(values) > 1:
-            traces.append(
-                {
-                    "type": "scatter", "mode": "markers", "x": [size] * len(values), "y": values, "meta": meta,
-                    "marker": {"size": 6, "symbol": "circle-open", "color": f"@row:{row.name}"},
-                    "text": [f"seed {seed}" for seed in loss.values], "name": f"{label(row.name)}, seeds",
-                    "hovertemplate": "%{text}: %{y:.4f}<extra></extra>",
-                }
-            )  # fmt: skip
+        if loss.n > 1:
+            text, shown = [f"seed {seed}" for seed in loss.values], "%{text}: %{y:.4f}<extra></extra>"
+            values = list(loss.values.values())
+            traces.append(_seeds(row.name, x=[size] * loss.n, y=values, text=text, hovertemplate=shown))
         traces.append(
             {
                 "type": "scatter", "mode": "markers", "x": [size], "y": [loss.mean], "name": label(row.name),
                 "marker": {"size": 12, "symbol": drawn[row.name].symbol, "color": f"@row:{row.name}"},
-                "meta": {**meta, "label": label(row.name)},
+                "meta": {"row": row.name, "label": label(row.name)},
                 "hovertemplate": "%{x:,} bytes, %{y:.4f}<extra>" + label(row.name) + "</extra>",
             }
         )  # fmt: skip
     sizes = [trace["x"][0] for trace in traces]
     for trace in traces:  # names stand beside their points: left of the smallest cache's, and of the largest's to fit
         trace["meta"]["side"] = "left" if trace["x"][0] in (min(sizes), max(sizes)) else "right"
-    layout = _axes("cache bytes per token, all layers, bfloat16", "validation loss (nats per token)")
+    x = "cache bytes per token, all layers, bfloat16"
+    layout = _axes(x, "validation loss (nats per token)", hovermode="closest")
     layout["xaxis"]["range"] = [0, 1.15 * max(sizes)]
-    layout["hovermode"] = "closest"
     caption = "Towards the lower left: less cache at less loss."
     caption += " Small circles are seeds." if any(len(row.runs) > 1 for row in results.rows) else ""
     return Plot("pareto", "Loss against cache", caption, {"data": traces, "layout": layout}, 420, True)
@@ -200,24 +189,20 @@ def rates(results: Results) -> Plot | None:
     """Loss over learning rate, for a sweep."""
     if not results.rates:
         return None
-    drawn, traces = styles([row.name for row in results.rows]), []
-    for row in results.rows:
-        found = [rate for rate in results.rates if rate.row == row.name]
-        points = [(rate.lr, value) for rate in found for value in rate.loss.values.values()]
-        style = drawn[row.name]
+    traces = []
+    for row, style in styles(results.names).items():
+        found = [rate for rate in results.rates if rate.row == row]
+        tried = [rate.lr for rate in found for _ in rate.loss.values]
+        losses = [loss for rate in found for loss in rate.loss.values.values()]
         traces += [
-            {
-                "type": "scatter", "mode": "markers", "x": [lr for lr, _ in points], "y": [loss for _, loss in points],
-                "marker": {"size": 6, "symbol": "circle-open", "color": f"@row:{row.name}"}, "hoverinfo": "skip",
-                "name": f"{label(row.name)}, seeds", "meta": {"row": row.name},
-            },
+            _seeds(row, x=tried, y=losses, hoverinfo="skip"),
             {
                 "type": "scatter", "mode": "lines+markers", "x": [rate.lr for rate in found],
-                "y": [rate.loss.mean for rate in found], "name": label(row.name), "hovertemplate": "%{y:.4f}",
-                "line": {"color": f"@row:{row.name}", "width": 2, "dash": style.dash},
+                "y": [rate.loss.mean for rate in found], "name": label(row), "hovertemplate": "%{y:.4f}",
+                "line": {"color": f"@row:{row}", "width": 2, "dash": style.dash},
                 "marker": {"size": [13 if rate.chosen else 6 for rate in found], "symbol": style.symbol,
-                           "color": f"@row:{row.name}"},
-                "meta": {"row": row.name, "label": label(row.name)},
+                           "color": f"@row:{row}"},
+                "meta": {"row": row, "label": label(row)},
             },
         ]  # fmt: skip
     layout = _axes("learning rate", "validation loss (nats per token)")
@@ -228,7 +213,7 @@ def rates(results: Results) -> Plot | None:
 
 def diagnostics(results: Results) -> list[Plot]:
     """What has formed inside, by step and seed; each only where it was measured."""
-    looks: list[tuple[str, str, str, str, Callable[[Run], dict[int, float]]]] = [
+    looks: list[tuple[str, str, str, str, Reader]] = [
         ("in-context", "In-context score", "late minus early loss (nats)",
          "Loss at the end of the context minus loss near its beginning: lower means the context helps more.",
          curves.in_context),
@@ -250,14 +235,8 @@ def diagnostics(results: Results) -> list[Plot]:
 
 
 def positions(results: Results) -> Plot | None:
-    rows = [row for row in results.rows if row.name != results.baseline]
-    traces = _curves(results, rows, lambda row: curves.by_position(results, row), markers=True)
-    if not traces:
-        return None
-    base = label(results.baseline)
-    layout = _axes("position in the context (tokens)", f"validation loss minus {base}'s (nats)", zero=base)
-    title = "Where in the context the difference lies"
-    return Plot("positions", title, "At the end of training.", {"data": traces, "layout": layout})
+    title, x = "Where in the context the difference lies", "position in the context (tokens)"
+    return _gap(results, curves.by_position, "positions", title, x, "At the end of training.")
 
 
 def decode_speed(path: Path) -> Plot:
@@ -287,9 +266,9 @@ def decode_speed(path: Path) -> Plot:
                            "color": "@accent" if values == "bf16" else "@second"},
             }
         )  # fmt: skip
-    layout = _axes("cache read per step (MiB)", "speed-up", level={"y": 1, "text": "GQA"})
+    level = {"y": 1, "text": "GQA"}
+    layout = _axes("cache read per step (MiB)", "speed-up", level=level, showlegend=True, hovermode="closest")
     layout["xaxis"] |= {"type": "log", "tickformat": "~g"}
-    layout |= {"showlegend": True, "hovermode": "closest"}
     ratio = max(float(row["byte_ratio"]) for row in plain)
     where = f"{plain[-1]['gpu']}, {plain[-1]['date']}"
     caption = f"{where}: the attention of one decode step. The bytes saved allow up to {ratio:.2f}x."
@@ -304,13 +283,3 @@ def shared_kv(results: Results) -> Plot | None:
         return None
     caption = "One vector as both key and value halves the cache of GQA."
     return training_loss(results, wanted, "shared-kv", "Shared KV against GQA", caption)
-
-
-def final_loss(results: Results) -> Plot | None:
-    return forest(results, valid_loss, "loss-forest", "Final validation loss", "nats per token")
-
-
-def final_accuracy(results: Results) -> Plot | None:
-    if not results.tasks():
-        return None
-    return forest(results, results.average, "accuracy-forest", "Average accuracy", "percentage points", 100)

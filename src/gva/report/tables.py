@@ -12,6 +12,7 @@ from gva.errors import check
 from gva.report.style import label
 from gva.study.results import TASKS, ComparedRow, Results, Run, score, standard_error
 from gva.study.statistics import FEWEST, Estimate
+from gva.text import aligned
 
 OWN_GIB = 2  # a process has less of a GPU beside its tensors; what is above belongs to others
 
@@ -85,7 +86,7 @@ def signed(value: float, digits: int) -> str:
     return text.replace("-", "−") if float(text) else f"{0:.{digits}f}"
 
 
-def verdict(estimate: Estimate | None, words: tuple[str, str] = ("lower", "higher")) -> str:
+def verdict(estimate: Estimate | None) -> str:
     """What the interval allows one to say: never a winner inside the noise."""
     if estimate is None:
         return ""
@@ -95,12 +96,16 @@ def verdict(estimate: Estimate | None, words: tuple[str, str] = ("lower", "highe
         return "one seed: open" if estimate.n == 1 else f"{estimate.n} seeds: open"
     if not estimate.told_apart:
         return "not told apart"
-    return words[0] if estimate.mean < 0 else words[1]
+    return "lower" if estimate.mean < 0 else "higher"
 
 
 def parameters_without_embeddings(row: ComparedRow) -> int:
     parts = cost.parameters(row.config)
     return parts["total"] - parts["embedding"] - parts["lm_head"]
+
+
+def cache_bytes(row: ComparedRow) -> int:
+    return cost.cache_bytes_per_token(row.config)
 
 
 def valid_loss(run: Run) -> float:
@@ -116,11 +121,11 @@ def loss_table(results: Results) -> Table:
     rows = []
     for row in results.rows:
         change = results.against_baseline(row, valid_loss)
-        bits = row.measure(lambda run: run.of_kind("eval")[-1]["bits_per_byte"])
+        bits = row.measure(lambda run: run.last_eval["bits_per_byte"])
         cells = [label(row.name), str(len(row.runs)), f"{row.lr:g}", spread(row.valid_loss, 4)]
         cells += [spread(bits, 4) if bits else "", difference(change, 4) if change else "—", verdict(change) or "—"]
         rows.append((row.name, False, cells))
-    others, tokens = len(results.rows) - 1, results.runs[0].of_kind("eval")[-1]["valid_tokens"]
+    others, tokens = len(results.rows) - 1, results.runs[0].last_eval["valid_tokens"]
     note = (
         f"Nats per token on the same {tokens:,} held-out tokens at the end of training, mean ± standard deviation over "
         "seeds. Differences are paired by seed; the interval is Student's, from three seeds on, for each row by itself"
@@ -135,7 +140,8 @@ def accuracy_table(results: Results) -> Table | None:
     tasks = results.tasks()
     if not tasks:
         return None
-    header = ["", *[TASKS.get(task, task) for task in tasks], "Avg.", f"against {label(results.baseline)}", "at 95%"]
+    names = {task: TASKS.get(task, task) for task in tasks}
+    header = ["", *names.values(), "Avg.", f"against {label(results.baseline)}", "at 95%"]
     rows: list[tuple[str, bool, list[str]]] = []
     for row in results.rows:
         found = [row.measure(lambda run, task=task: _score(run, task)) for task in tasks]  # type: ignore[misc]
@@ -147,11 +153,11 @@ def accuracy_table(results: Results) -> Table | None:
             each = [_score(run, task) for task in tasks] + [results.average(run)]
             numbers = ["" if x is None else f"{100 * x:.2f}" for x in each]
             rows.append((row.name, True, [f"seed {run.seed}", *numbers, "", ""]))
-    counts = {task: max(results.items(task)) for task in tasks}
-    items = ", ".join(f"{n:,} {TASKS.get(task, task)}" for task, n in counts.items())
-    if len(set(counts.values())) == 1:
-        items = f"{counts[tasks[0]]:,} of each task"
-    plain = [TASKS.get(task, task) for task in tasks if _plain(results, task)]
+    counts = [max(results.items(task)) for task in tasks]
+    items = ", ".join(f"{n:,} {name}" for n, name in zip(counts, names.values(), strict=True))
+    if len(set(counts)) == 1:
+        items = f"{counts[0]:,} of each task"
+    plain = [name for task, name in names.items() if all(r.get("acc_norm") is None for r in results.scored(task))]
     note = (
         "Zero-shot accuracy in percent at the end of training, mean ± standard deviation over seeds; length-normalised"
         + (f" except {', '.join(plain)}" if plain else "")
@@ -164,30 +170,26 @@ def accuracy_table(results: Results) -> Table | None:
 def _yardsticks(results: Results, tasks: list[str]) -> str:
     """What guessing scores, and how far items alone move one accuracy: below these a difference says nothing."""
     told = ""
-    scored = [next(run.tasks[task] for run in results.runs if task in run.tasks) for task in tasks]
-    chance = [result["chance"] for result in scored if result.get("chance") is not None]
+    scored = [results.scored(task) for task in tasks]
+    chance = [found[0]["chance"] for found in scored if found[0].get("chance") is not None]
     if len(chance) == len(tasks):
         each = ", ".join(f"{100 * value:.2f}" for value in chance)
         told += f"Guessing scores {each}; {100 * sum(chance) / len(chance):.2f} on average. "
-    errors = [max(standard_error(run.tasks[task]) for run in results.runs if task in run.tasks) for task in tasks]
-    return told + f"Standard errors over items: {', '.join(f'{100 * error:.2f}' for error in errors)} at most. "
+    errors = ", ".join(f"{100 * max(map(standard_error, found)):.2f}" for found in scored)
+    return told + f"Standard errors over items: {errors} at most. "
 
 
 def _score(run: Run, task: str) -> float | None:
     return score(run.tasks[task]) if task in run.tasks else None
 
 
-def _plain(results: Results, task: str) -> bool:
-    return all(run.tasks[task].get("acc_norm") is None for run in results.runs if task in run.tasks)
-
-
 def cost_table(results: Results) -> Table:
-    base = cost.cache_bytes_per_token(results.row(results.baseline).config)
+    base = cache_bytes(results.row(results.baseline))
     header = ["", "scalars per token and layer", "cache bytes per token", f"against {label(results.baseline)}"]
     header += ["parameters", "without embeddings"]
     rows = []
     for row in results.rows:
-        size = cost.cache_bytes_per_token(row.config)
+        size = cache_bytes(row)
         cells = [label(row.name), f"{cost.cache_scalars_per_token_per_layer(row.config):,}", f"{size:,}"]
         cells += ["—" if row.name == results.baseline else f"{signed(100 * (size / base - 1), 1)}%"]
         cells += [f"{cost.parameters(row.config)['total']:,}", f"{parameters_without_embeddings(row):,}"]
@@ -260,25 +262,17 @@ def rates_table(results: Results) -> Table | None:
 
 def summary_text(results: Results) -> str:
     """The table that ends `gva compare` on a terminal."""
-    base = cost.cache_bytes_per_token(results.row(results.baseline).config)
+    base = cache_bytes(results.row(results.baseline))
     header = ["row", "parameters", "cache B/token", "cache", "validation loss", f"against {results.baseline}", ""]
     lines = [header]
     for row in results.rows:
         change = results.against_baseline(row, valid_loss)
-        size = cost.cache_bytes_per_token(row.config)
+        size = cache_bytes(row)
         cells = [row.name, f"{cost.parameters(row.config)['total'] / 1e6:.1f}M", f"{size:,}", f"{size / base - 1:+.1%}"]
         cells += [spread(row.valid_loss, 4), difference(change, 4) if change else "", verdict(change)]
         lines.append(cells)
-    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
-    table = [
-        "  ".join(
-            cell.ljust(w) if i in (0, 6) else cell.rjust(w)
-            for i, (cell, w) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in lines
-    ]
     said = [text for text in (caution(results), *results.notes) if text]
-    return "\n".join([*[line.rstrip() for line in table], *([""] if said else []), *said])
+    return "\n".join([*aligned(lines, left=(0, 6)), *([""] if said else []), *said])
 
 
 def caution(results: Results) -> str:
@@ -317,21 +311,16 @@ def csv_text(rows: list[dict[str, Any]]) -> str:
 
 
 def run_rows(results: Results) -> list[dict[str, Any]]:
-    rows = []
-    for row in results.rows:
-        for run in row.runs:
-            last, steps = run.of_kind("eval")[-1], run.of_kind("step")
-            speeds = sorted(line["tokens_per_second"] for line in steps if "tokens_per_second" in line)
-            rows.append(
-                {
-                    "row": row.name, "seed": run.seed, "lr": run.lr, "steps": run.steps, "tokens": run.tokens,
-                    "valid_loss": run.valid_loss, "bits_per_byte": last["bits_per_byte"],
-                    "valid_tokens": last["valid_tokens"], "in_context_score": last["in_context_score"],
-                    "average_accuracy": results.average(run),
-                    "tokens_per_second": speeds[len(speeds) // 2] if speeds else None, **run.versions,
-                }
-            )  # fmt: skip
-    return rows
+    evaluated = ("valid_loss", "bits_per_byte", "valid_tokens", "in_context_score")
+    return [
+        {
+            "row": row.name, "seed": run.seed, "lr": run.lr, "steps": run.steps, "tokens": run.tokens,
+            **{name: run.last_eval[name] for name in evaluated},
+            "average_accuracy": results.average(run), "tokens_per_second": run.tokens_per_second, **run.versions,
+        }
+        for row in results.rows
+        for run in row.runs
+    ]  # fmt: skip
 
 
 def difference_rows(results: Results) -> list[dict[str, Any]]:
@@ -371,7 +360,7 @@ def cost_rows(results: Results) -> list[dict[str, Any]]:
         {
             "row": row.name,
             "cache_scalars_per_token_per_layer": cost.cache_scalars_per_token_per_layer(row.config),
-            "cache_bytes_per_token": cost.cache_bytes_per_token(row.config),
+            "cache_bytes_per_token": cache_bytes(row),
             "parameters": cost.parameters(row.config)["total"],
             "parameters_without_embeddings": parameters_without_embeddings(row),
         }

@@ -1,6 +1,7 @@
 """Finished runs read back from their folders, merged over machines, and only if they may be compared."""
 
 import json
+import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -72,8 +73,18 @@ class Run:
         return self.identity["recipe"]["global_batch"] * self.identity["recipe"]["length"]
 
     @cached_property
+    def last_eval(self) -> dict[str, Any]:
+        return self.of_kind("eval")[-1]
+
+    @property
     def valid_loss(self) -> float:
-        return self.of_kind("eval")[-1]["valid_loss"]
+        return self.last_eval["valid_loss"]
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """The median over its steps, where they are timed."""
+        timed = [line["tokens_per_second"] for line in self.of_kind("step") if "tokens_per_second" in line]
+        return statistics.median_high(timed) if timed else None
 
     @cached_property
     def tasks(self) -> dict[str, dict[str, Any]]:
@@ -150,6 +161,10 @@ class Results:
         return next(row for row in self.rows if row.name == name)
 
     @property
+    def names(self) -> list[str]:
+        return [row.name for row in self.rows]
+
+    @property
     def runs(self) -> list[Run]:
         return [run for row in self.rows for run in row.runs]
 
@@ -161,7 +176,11 @@ class Results:
 
     def items(self, task: str) -> set[int]:
         """How many items of a task the runs were scored on at their end: one number, if they compare."""
-        return {run.tasks[task]["items"] for run in self.runs if task in run.tasks}
+        return {result["items"] for result in self.scored(task)}
+
+    def scored(self, task: str) -> list[dict[str, Any]]:
+        """What every run that was scored on a task has at its end."""
+        return [run.tasks[task] for run in self.runs if task in run.tasks]
 
     def average(self, run: Run) -> float | None:
         """The unweighted mean accuracy of a run over the common tasks."""
