@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from gva.run.folder import RUN, differences
+from gva.run.folder import RUN, differences, read_run
 from gva.run.metrics import is_done, keep, read_metrics
-from gva.study.matrix import ROW
+from gva.study.matrix import ROW, read_row
 
 STEPS = 120  # logged steps that are kept of a run, about
 # How finely logged steps are kept, and what diagnostics say of layers and heads: as they are drawn. The rest stays
@@ -24,13 +24,13 @@ def archive(folders: Iterable[Path], out: Path, steps: int = STEPS) -> int:
     found: dict[Path, tuple[Path, dict[str, Any]]] = {}
     places: dict[str, int] = {}
     for folder in folders:
-        for _, run in sorted((_row(file.parent).get("order", 0), file.parent) for file in folder.rglob(RUN)):
-            row = _row(run)
+        for _, run in sorted((read_row(file.parent).get("order", 0), file.parent) for file in folder.rglob(RUN)):
+            row = read_row(run)
             if not is_done(run):
                 continue
             name = row.get("name", run.name)
             place = places.setdefault(name, len(places))
-            kept = out / "runs" / name / f"seed-{_read(run / RUN)['identity']['recipe']['seed']}"
+            kept = out / "runs" / name / f"seed-{read_run(run)['identity']['recipe']['seed']}"
             if kept.resolve() != run.resolve():
                 _refuse_another(kept, run)
                 found[kept] = run, row and {**row, "order": place, "overrides": _portable(row["overrides"])}
@@ -38,7 +38,7 @@ def archive(folders: Iterable[Path], out: Path, steps: int = STEPS) -> int:
         kept.mkdir(parents=True, exist_ok=True)
         if row:
             _write(kept.parent / ROW, row)
-        record = _read(run / RUN)
+        record = read_run(run)
         _write(kept / RUN, {**record, "recipe": _portable(record["recipe"])})
         keep(kept, _thinned(read_metrics(run), steps))
     return len(found)
@@ -47,16 +47,10 @@ def archive(folders: Iterable[Path], out: Path, steps: int = STEPS) -> int:
 def _refuse_another(kept: Path, run: Path) -> None:
     """Raise ValueError where a run lies that is not this one."""
     if (kept / RUN).is_file() and (
-        differences(_read(kept / RUN)["identity"], _read(run / RUN)["identity"])
+        differences(read_run(kept)["identity"], read_run(run)["identity"])
         or read_metrics(kept, "eval") != read_metrics(run, "eval")
     ):
         raise ValueError(f"{kept}: holds another run than {run}; give another --archive, or rename the row of one")
-
-
-def _row(run: Path) -> dict[str, Any]:
-    """The record of the row that a run belongs to; empty where it was trained by itself."""
-    record = run.parent / ROW
-    return _read(record) if record.is_file() else {}
 
 
 def _portable(fields: dict[str, Any]) -> dict[str, Any]:
@@ -83,10 +77,6 @@ def _rounded(value: Any, form: str) -> Any:
     if isinstance(value, list):
         return [_rounded(v, form) for v in value]
     return float(format(value, form)) if isinstance(value, float) else value
-
-
-def _read(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text())
 
 
 def _write(path: Path, record: dict[str, Any]) -> None:

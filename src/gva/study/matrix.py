@@ -2,7 +2,6 @@
 
 import json
 import re
-import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 from gva.config import VARIANTS, GvaConfig
 from gva.errors import check, check_choice, nearest
 from gva.run.atomic import write_atomically
-from gva.train.recipe import RECIPES, Recipe, build
+from gva.train.recipe import RECIPES, Recipe, build, read_fields
 
 ROW = "row.json"
 # The seven rows of the paper's table, and its failed first cut.
@@ -84,33 +83,26 @@ def simple_matrix(
     for name in rates or {}:
         check_choice("--lr", name, names)
     common = _fit_intervals(preset, {**fields, **(overrides or {})}, overrides or {})
-    rows = [
-        Row(name, name, _seeds(seeds if seeds is not None else count), {**common, **_rate(rates, name)})
-        for name in names
-    ]
-    return _checked(Matrix(preset, tuple(rows)))
+    own = {name: {"lr": rate} for name, rate in (rates or {}).items()}
+    chosen = _seeds(count if seeds is None else seeds)
+    return _checked(Matrix(preset, tuple(Row(name, name, chosen, {**common, **own.get(name, {})}) for name in names)))
 
 
 def read_matrix(path: Path, overrides: dict[str, Any] | None = None) -> Matrix:
     """A TOML file: `preset`, `seeds`, `baseline` and fields for all rows on top, then a table [[row]] for each with
     `name`, `variant`, `seeds` and fields of its own. `overrides` win over both."""
-    try:
-        content = tomllib.loads(path.read_text())
-    except ValueError as error:
-        raise ValueError(f"{path}: not readable ({error})") from error
+    content = read_fields(path)
     listed = content.pop("row", None)
     check(isinstance(listed, list) and bool(listed), "row", listed, f"{path} needs at least one [[row]]")
-    preset, seeds, baseline = content.pop("preset", None), content.pop("seeds", None), content.pop("baseline", None)
+    preset, baseline = content.pop("preset", None), content.pop("baseline", None)
     check_choice("preset", preset, RECIPES, f"named at the top of {path}")
-    _, count, _ = DEFAULTS.get(preset, USUAL)
+    seeds = content.pop("seeds", DEFAULTS.get(preset, USUAL)[1])
     rows = []
     for entry in listed:
         entry = {**content, **entry, **(overrides or {})}
         name = entry.pop("name", entry.get("variant"))
         check(isinstance(name, str), "name", name, f"every [[row]] of {path} needs a name or a variant")
-        variant = entry.pop("variant", name)
-        own = entry.pop("seeds", seeds)
-        rows.append(Row(name, variant, _seeds(count if own is None else own), entry))
+        rows.append(Row(name, entry.pop("variant", name), _seeds(entry.pop("seeds", seeds)), entry))
     return _checked(Matrix(preset, tuple(rows), baseline))
 
 
@@ -143,6 +135,12 @@ def write_row(folder: Path, matrix: Matrix, row: Row, data: str = "") -> None:
     write_atomically(folder / ROW, json.dumps(record, indent=2))
 
 
+def read_row(run: Path) -> dict[str, Any]:
+    """What is left beside a run of its row; empty where it was trained by itself."""
+    record = run.parent / ROW
+    return json.loads(record.read_text()) if record.is_file() else {}
+
+
 def _checked(matrix: Matrix) -> Matrix:
     """Refuse, before anything runs, what could not be built or told apart."""
     names = [row.name for row in matrix.rows]
@@ -163,10 +161,6 @@ def _seeds(given: Any) -> tuple[int, ...]:
     fine = bool(seeds) and all(type(seed) is int for seed in seeds) and len(set(seeds)) == len(seeds)
     check(fine, "seeds", given, "must be a positive count or a list of different integers")
     return seeds
-
-
-def _rate(rates: dict[str, float] | None, name: str) -> dict[str, float]:
-    return {"lr": rates[name]} if rates and name in rates else {}
 
 
 def _fit_intervals(preset: str, fields: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:

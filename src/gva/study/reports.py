@@ -1,12 +1,12 @@
 """Reports by name: a TOML file says of which runs each is made, so that a run lies in one place and stands in many."""
 
-import tomllib
 from dataclasses import dataclass
 from glob import glob
 from pathlib import Path
 
 from gva.errors import check
 from gva.study.results import Results, load
+from gva.train.recipe import read_fields
 
 
 @dataclass(frozen=True)
@@ -20,10 +20,7 @@ class Report:
 
 def read_reports(path: Path) -> dict[str, Report]:
     """A table for each report: `runs`, folders or patterns from where the file lies, and maybe `baseline`."""
-    try:
-        content = tomllib.loads(path.read_text())
-    except ValueError as error:
-        raise ValueError(f"{path}: not readable ({error})") from error
+    content = read_fields(path)
     check(bool(content), "FILE", str(path), "names no report; give each a table with its runs")
     return {name: _report(path, name, table) for name, table in content.items()}
 

@@ -1,19 +1,19 @@
 """Finished runs read back from their folders, merged over machines, and only if they may be compared."""
 
-import json
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import groupby, product
 from pathlib import Path
 from typing import Any
 
 from gva.config import VARIANTS, GvaConfig
 from gva.errors import check
-from gva.run.folder import RUN, differences
+from gva.run.folder import RUN, differences, read_run
 from gva.run.metrics import read_metrics
-from gva.study.matrix import ROW
+from gva.study.matrix import read_row
 from gva.study.statistics import Estimate, paired
 
 TASKS = {
@@ -245,9 +245,7 @@ def load(folders: Iterable[Path], baseline: str | None = None, needed: bool = Tr
 def _read_runs(folder: Path) -> Iterator[Run]:
     for record in sorted(folder.rglob(RUN)):
         out = record.parent.resolve()
-        content = json.loads(record.read_text())
-        own = out.parent / ROW
-        row = json.loads(own.read_text()) if own.is_file() else {}
+        content, row = read_run(out), read_row(out)
         name = row.get("name", out.parent.name if out.name.startswith("seed-") else out.name)
         of, order, data = row.get("of", name), row.get("order", len(VARIANTS)), row.get("data", "")
         yield Run(name, of, order, data, out, content["identity"], content.get("versions", {}), read_metrics(out))
@@ -264,14 +262,13 @@ def _refuse_twice(a: Run, b: Run) -> None:
 def _refuse_mixture(runs: list[Run]) -> None:
     """Raise NotComparable for different data, different validation sets, or one row trained in two ways."""
     first = runs[0]
-    for run in runs[1:]:
-        for split in ("train", "valid"):
-            if run.identity["data"][split] != first.identity["data"][split]:
-                raise NotComparable(
-                    f"{first.folder} and {run.folder} have different {split} data (fingerprints "
-                    f"{first.identity['data'][split]} and {run.identity['data'][split]}): not a comparison; make two "
-                    "reports, or train both on one prepared folder"
-                )
+    for run, split in product(runs[1:], ("train", "valid")):
+        theirs, ours = (one.identity["data"][split] for one in (first, run))
+        if theirs != ours:
+            raise NotComparable(
+                f"{first.folder} and {run.folder} have different {split} data (fingerprints {theirs} and {ours}): not "
+                "a comparison; make two reports, or train both on one prepared folder"
+            )
     counts = {line["valid_tokens"]: run.folder for run in runs for line in run.of_kind("eval")}
     if len(counts) > 1:
         (a, folder_a), (b, folder_b) = list(counts.items())[:2]
@@ -297,23 +294,21 @@ def _rows_at_their_rate(runs: list[Run], order: list[str]) -> tuple[list[Compare
     """Each row with its runs; a swept one with those at its best rate by mean validation loss."""
     rows, rates, notes, tried = [], [], [], {}
     for name in order:
-        candidates: dict[str, list[Run]] = {}
-        for run in runs:
-            if run.of == name:
-                candidates.setdefault(run.row, []).append(run)
-        if not candidates:
+        ours = [run for run in runs if run.of == name]
+        if not ours:
             continue
-        swept = sorted(candidates.values(), key=lambda found: found[0].lr)
-        losses = [Estimate({run.seed: run.valid_loss for run in found}) for found in swept]
+        candidates = [ComparedRow(name, list(found)) for _, found in groupby(ours, lambda run: run.row)]
+        swept = sorted(candidates, key=lambda row: row.lr)
+        losses = [row.valid_loss for row in swept]
         usual, able = _choosable(losses)
         best = min(able, key=lambda i: losses[i].over(usual).mean)
-        rows.append(ComparedRow(name, swept[best], _speeds(run for found in swept for run in found)))
+        rows.append(replace(swept[best], speeds=_speeds(run for row in swept for run in row.runs)))
         tried[name] = len(swept)
-        if len(swept) == 1 and swept[0][0].row == name:
+        if len(swept) == 1 and ours[0].row == name:
             continue
-        rates += [Rate(name, found[0].lr, losses[i], i == best) for i, found in enumerate(swept)]
+        rates += [Rate(name, row.lr, row.valid_loss, i == best) for i, row in enumerate(swept)]
         if len(able) > 2 and best in (0, len(swept) - 1):
-            notes.append(f"{name} did best at the edge of its sweep ({swept[best][0].lr:g}): widen it that way.")
+            notes.append(f"{name} did best at the edge of its sweep ({swept[best].lr:g}): widen it that way.")
         if len(able) < len(swept):
             notes.append(f"{name}: some rates have fewer seeds than others and could not be chosen.")
         if any(losses[i].n > len(usual) for i in able):
@@ -373,12 +368,8 @@ def _task_notes(results: Results) -> list[str]:
     notes, compared = [], results.tasks()
     for task in sorted({task for run in results.runs for task in run.tasks}):
         counts = ", ".join(f"{n:,}" for n in sorted(results.items(task)))
-        along = {
-            line["results"][task]["items"]
-            for run in results.runs
-            for line in run.of_kind("tasks")
-            if task in line["results"]
-        }
+        lines = [line["results"] for run in results.runs for line in run.of_kind("tasks")]
+        along = {found[task]["items"] for found in lines if task in found}
         if task not in compared:
             why = f"on different numbers of items ({counts})" if len(results.items(task)) > 1 else "for some rows only"
             notes.append(f"{TASKS.get(task, task)} was scored {why}, and is left out.")

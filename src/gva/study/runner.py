@@ -12,8 +12,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass, field
+from contextlib import closing, suppress
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import groupby
 from pathlib import Path
 from types import FrameType
@@ -53,29 +53,27 @@ def run_folder(out: Path, row: Row, seed: int) -> Path:
     return out / "runs" / row.name / f"seed-{seed}"
 
 
+@dataclass
 class Runner:
     """`device`, `weights` (all | model | none) and `ranks` (processes per run, through torchrun) hold for all runs.
 
     `decode_speed`: measure it, where training is on a GPU; `fa3` is FlashAttention-3, for rows that decode through it.
     """
 
-    def __init__(
-        self,
-        matrix: Matrix,
-        data: Path,
-        out: Path,
-        *,
-        device: str | None = None,
-        weights: str = "model",
-        ranks: int = 1,
-        progress: bool = True,
-        decode_speed: bool = True,
-        fa3: Path | None = None,
-    ) -> None:
-        self.matrix, self.data, self.out = matrix, data, out
-        self.decode_speed, self.fa3 = decode_speed and speed.on_gpu(device), fa3
-        self.device, self.weights, self.ranks, self.progress = device, weights, ranks, progress
-        index = TokenDataset(data).index
+    matrix: Matrix
+    data: Path
+    out: Path
+    _: KW_ONLY
+    device: str | None = None
+    weights: str = "model"
+    ranks: int = 1
+    progress: bool = True
+    decode_speed: bool = True
+    fa3: Path | None = None
+
+    def __post_init__(self) -> None:
+        self.decode_speed &= speed.on_gpu(self.device)
+        index = TokenDataset(self.data).index
         self.vocab_size = index["vocab_size"]
         came_from = index.get("provenance", {})
         self.data_name = came_from.get("dataset") or ", ".join(came_from.get("inputs", [])[:4])
@@ -85,15 +83,14 @@ class Runner:
     def execute(self, runs: list[tuple[Row, int]]) -> Outcome:
         """Bring every run to its end, or tell why not. Settings that changed are refused before anything starts."""
         self._refuse_changes(runs)
-        pending = [(row, seed) for row, seed in runs if not self._done(row, seed)]
-        for row, seed in runs:
-            if (row, seed) not in pending:
-                if self.weights == "none":  # asked for; what an earlier command was told to keep, the default leaves
-                    discard_weights(run_folder(self.out, row, seed), self.weights)
-                self.outcome.finished.append(f"{row.name}:{seed}")
+        pending = [run for run in runs if not self._done(*run)]
+        for row, seed in (run for run in runs if run not in pending):
+            if self.weights == "none":  # asked for; what an earlier command was told to keep, the default leaves
+                discard_weights(run_folder(self.out, row, seed), self.weights)
+            self.outcome.finished.append(f"{row.name}:{seed}")
         before = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            with Progress(self.matrix.preset, runs, pending, self.out, self.progress) as progress:
+            with closing(Progress(self.matrix.preset, runs, pending, self.out, self.progress)) as progress:
                 for _, group in groupby(pending, key=lambda run: run[0].name):
                     self._run_row(list(group), progress)
                     if self.outcome.stopped:
@@ -130,11 +127,10 @@ class Runner:
             "seeds": seeds, "data": str(self.data), "folder": str(folder), "device": self.device,
             "weights": self.weights, "parent": os.getpid(),
         }  # fmt: skip
-        launcher = []
-        if self.ranks > 1:
-            launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={self.ranks}", "-m"]
-        words = [*launcher, "gva.study.child", json.dumps(job)]
-        return self._run_module(folder, words, lambda: progress.look(row, seeds))
+        launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={self.ranks}", "-m"]
+        words = [*(launcher if self.ranks > 1 else []), "gva.study.child", json.dumps(job)]
+        runs = [run_folder(self.out, row, seed) for seed in seeds]
+        return self._run_module(folder, words, lambda: progress.look(runs))
 
     def _run_module(self, folder: Path, words: list[str], look: Callable[[], None] = lambda: None) -> int:
         """A Python module in a process of its own, what it says in the row's log; `look` is called meanwhile."""
@@ -142,13 +138,8 @@ class Runner:
             log.write(f"\n=== {time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode())
             log.flush()
             # A session of its own: Ctrl-C reaches the child through us, once, and not a second time by the terminal.
-            self._child = subprocess.Popen(
-                [sys.executable, "-m", *words],
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                env={**ENVIRONMENT, **os.environ},
-            )
+            words, environment = [sys.executable, "-m", *words], {**ENVIRONMENT, **os.environ}
+            self._child = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True, env=environment)
             if self.outcome.stopped:  # asked before there was a child to ask
                 self._child.send_signal(signal.SIGTERM)
             while self._child.poll() is None:
@@ -219,12 +210,13 @@ class Progress:
     def __init__(
         self, preset: str, runs: list[tuple[Row, int]], pending: list[tuple[Row, int]], out: Path, active: bool
     ) -> None:
-        self.out, self.active, self.count = out, active, len(runs)
-        self.number = {(row.name, seed): i for i, (row, seed) in enumerate(runs, 1)}
-        self.steps = {(row.name, seed): row.build(preset, seed)[1].steps for row, seed in pending}
-        self.start = {key: max([line["step"] for line in self._tail(*key)], default=0) for key in self.steps}
+        self.active = active
+        titles = [f"[{i}/{len(runs)}] {row.name} seed {seed}" for i, (row, seed) in enumerate(runs, 1)]
+        self.titles = dict(zip((run_folder(out, *run) for run in runs), titles, strict=True))
+        self.steps = {run_folder(out, row, seed): row.build(preset, seed)[1].steps for row, seed in pending}
+        self.start = {run: max([line["step"] for line in _tail(run)], default=0) for run in self.steps}
         self.seen = dict(self.start)
-        self.told: set[tuple[str, int]] = set()
+        self.told: set[Path] = set()
         self.since = time.monotonic()
         if active and len(pending) < len(runs):
             print(f"{len(runs) - len(pending)} of {len(runs)} runs are done already", flush=True)
@@ -232,51 +224,46 @@ class Progress:
         shown = active and sys.stderr.isatty()
         self.bar = tqdm(total=sum(self.steps.values()) - sum(self.start.values()), unit="step", disable=not shown)
 
-    def __enter__(self) -> "Progress":
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
         self.bar.close()
 
-    def look(self, row: Row, seeds: list[int]) -> None:
-        """Read how far the row's runs have come."""
-        for seed in seeds:
-            key = (row.name, seed)
-            if key in self.told:
+    def look(self, runs: list[Path]) -> None:
+        """Read how far a row's runs have come."""
+        for run in runs:
+            if run in self.told:
                 continue
-            lines = self._tail(*key)
+            lines = _tail(run)
             step: dict[str, Any] = next((line for line in reversed(lines) if line["kind"] == "step"), {})
-            self.seen[key] = max(self.seen[key], step.get("step", 0))
-            self.bar.set_description(f"[{self.number[key]}/{self.count}] {row.name} seed {seed}", refresh=False)
+            self.seen[run] = max(self.seen[run], step.get("step", 0))
+            self.bar.set_description(self.titles[run], refresh=False)
             self.bar.set_postfix({"loss": f"{step['loss']:.3f}"} if step else {}, refresh=False)
             if not any(line["kind"] == "done" for line in lines):
                 break
-            self._tell(key)
+            self._tell(run)
         self.bar.n = sum(self.seen.values()) - sum(self.start.values())
         self.bar.refresh()
 
-    def _tell(self, key: tuple[str, int]) -> None:
-        self.told.add(key)
-        name, seed = key
-        evaluated = read_metrics(self.out / "runs" / name / f"seed-{seed}", "eval")
+    def _tell(self, run: Path) -> None:
+        self.told.add(run)
+        evaluated = read_metrics(run, "eval")
         loss = f"validation loss {evaluated[-1]['valid_loss']:.4f}, " if evaluated else ""
         seconds, self.since = time.monotonic() - self.since, time.monotonic()
         if self.active:
-            which = f"[{self.number[key]}/{self.count}] {name} seed {seed}"
-            self.bar.write(f"{which}: {loss}{self.steps[key]} steps, {seconds:.0f} s", file=sys.stdout)
+            self.bar.write(f"{self.titles[run]}: {loss}{self.steps[run]} steps, {seconds:.0f} s", file=sys.stdout)
             sys.stdout.flush()
 
-    def _tail(self, name: str, seed: int) -> list[dict[str, Any]]:
-        """The last lines a run has logged. Not the whole file: this is read four times a second."""
-        path = self.out / "runs" / name / f"seed-{seed}" / METRICS
-        if not path.is_file():
-            return []
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - 2**16))
-            texts = file.read().splitlines()
-        lines = []
-        for text in texts:
-            with suppress(ValueError):  # cut at its beginning, or still being written
-                line = json.loads(text)
-                lines += [line] if isinstance(line, dict) else []
-        return lines
+
+def _tail(run: Path) -> list[dict[str, Any]]:
+    """The last lines a run has logged. Not the whole file: this is read four times a second."""
+    path = run / METRICS
+    if not path.is_file():
+        return []
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 2**16))
+        texts = file.read().splitlines()
+    lines = []
+    for text in texts:
+        with suppress(ValueError):  # cut at its beginning, or still being written
+            line = json.loads(text)
+            lines += [line] if isinstance(line, dict) else []
+    return lines

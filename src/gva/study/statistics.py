@@ -80,15 +80,9 @@ def student_quantile(probability: float, degrees: int) -> float:
 def _student_within(t: float, degrees: int) -> float:
     """The probability that |T| < t: a finite sum where the degrees of freedom are whole."""
     angle = math.atan(t / math.sqrt(degrees))
-    sine, cosine = math.sin(angle), math.cos(angle)
-    if degrees % 2:
-        term, total = cosine, 0.0
-        for k in range(1, (degrees + 1) // 2):
-            total += term
-            term *= cosine**2 * (2 * k) / (2 * k + 1)
-        return 2 / math.pi * (angle + sine * total)
-    term, total = 1.0, 0.0
-    for k in range(1, degrees // 2 + 1):
+    sine, cosine, odd = math.sin(angle), math.cos(angle), degrees % 2
+    term, total = cosine**odd, 0.0
+    for k in range(2, degrees + 1 - odd, 2):
         total += term
-        term *= cosine**2 * (2 * k - 1) / (2 * k)
-    return sine * total
+        term *= cosine**2 * (k - 1 + odd) / (k + odd)
+    return 2 / math.pi * (angle + sine * total) if odd else sine * total

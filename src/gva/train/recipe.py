@@ -160,13 +160,7 @@ def _typed(name: str, value: Any) -> Any:
 
 def read_overrides(file: Path | None, pairs: list[str]) -> dict[str, Any]:
     """Overrides from a TOML or JSON file, then from key=value words, which win."""
-    overrides: dict[str, Any] = {}
-    if file is not None:
-        text = file.read_text()
-        try:
-            overrides |= json.loads(text) if file.suffix == ".json" else tomllib.loads(text)
-        except ValueError as error:
-            raise ValueError(f"{file}: not readable ({error})") from error
+    overrides = {} if file is None else read_fields(file)
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals:
@@ -176,3 +170,12 @@ def read_overrides(file: Path | None, pairs: list[str]) -> dict[str, Any]:
         except ValueError:
             overrides[name] = {"True": True, "False": False, "None": None}.get(value, value)
     return overrides
+
+
+def read_fields(file: Path) -> dict[str, Any]:
+    """What a TOML or JSON file says."""
+    try:
+        text = file.read_text()
+        return json.loads(text) if file.suffix == ".json" else tomllib.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{file}: not readable ({error})") from error
