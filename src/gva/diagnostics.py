@@ -14,7 +14,6 @@ from gva.attention import Attention
 from gva.attention.rope import Rotation, rotate
 from gva.caches import repeat_heads
 
-SLICES = ("q_nope", "k_nope", "q_rope", "k_rope", "v")
 Run = Callable[[], Any]
 
 
@@ -27,8 +26,7 @@ def qk_scales(model: nn.Module, batch: Tensor, run: Run | None = None) -> list[d
     """
 
     def look(module: Attention, hidden: Tensor, rotation: Rotation) -> dict[str, float | None]:
-        slices = unrotated(module, hidden)
-        return {name: None if (s := slices[name]) is None else _rms(s) for name in SLICES}
+        return {name: None if s is None else _rms(s) for name, s in unrotated(module, hidden).items()}
 
     return observe(model, run or (lambda: model(batch, use_cache=False)), look)
 

@@ -11,6 +11,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})
+        self.set_defaults(parser=self)  # of a command within a command, the innermost says so last
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
@@ -23,16 +24,7 @@ class Parser(argparse.ArgumentParser):
             parsed.overrides += [word for word in unknown if "=" in word and not word.startswith("-")]
             unknown = [word for word in unknown if word not in parsed.overrides]
         if unknown:
-            options = self._options(parsed)
+            options = [option for action in parsed.parser._actions for option in action.option_strings]
             told = ", ".join(f"{name}{nearest(name.split('=')[0], options)}" for name in unknown)
             self.error(f"unknown argument {told}")
         return parsed
-
-    def _options(self, parsed: Any) -> list[str]:
-        """The options of the command that was given."""
-        parser: argparse.ArgumentParser = self
-        for chosen in (parsed.command, getattr(parsed, "action", None)):
-            nested = next((a for a in parser._actions if isinstance(a, argparse._SubParsersAction)), None)
-            if nested is not None and chosen in nested.choices:
-                parser = nested.choices[chosen]
-        return [option for action in parser._actions for option in action.option_strings]

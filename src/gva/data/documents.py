@@ -5,8 +5,9 @@ import io
 import json
 import lzma
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -32,10 +33,7 @@ def read_documents(path: Path, field: str = "text") -> Iterator[str]:
     kind, compression = kind_of(path)
     with _opened(path, compression) as stream:
         if kind == ".jsonl":
-            for number, row in _jsonl(path, stream):
-                if not isinstance(row.get(field), str):
-                    raise DataError(f"{path}: line {number} has no text in field {field!r} (it has {sorted(row)})")
-                yield row[field]
+            yield from _texts(_jsonl(path, stream), field, f"{path}: line")
         elif kind == ".parquet":
             yield from _parquet(path, stream, field)
         else:
@@ -53,14 +51,23 @@ def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def read_dataset(name: str, field: str = "text", split: str = "train", config: str | None = None) -> Iterator[str]:
     """Documents of a HuggingFace dataset, streamed: a name on the hub, or a local dataset folder."""
-    try:
-        import datasets
-    except ImportError as error:
-        raise DataError("reading a HuggingFace dataset needs: pip install 'grouped-value-attention[train]'") from error
+    datasets = optional("datasets", "train", "reading a HuggingFace dataset")
     rows = datasets.load_dataset(name, config, split=split, streaming=True)
-    for number, row in enumerate(rows):
+    yield from _texts(enumerate(rows), field, f"dataset {name}: row")
+
+
+def optional(module: str, extra: str, use: str, otherwise: str = "") -> Any:
+    """A module that one of our extras brings; without it, a DataError that says what this use of it needs."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise DataError(f"{use} needs: pip install 'grouped-value-attention[{extra}]'{otherwise}") from error
+
+
+def _texts(rows: Iterable[tuple[int, dict[str, Any]]], field: str, place: str) -> Iterator[str]:
+    for number, row in rows:
         if not isinstance(row.get(field), str):
-            raise DataError(f"dataset {name}: row {number} has no text in field {field!r} (it has {sorted(row)})")
+            raise DataError(f"{place} {number} has no text in field {field!r} (it has {sorted(row)})")
         yield row[field]
 
 
@@ -89,11 +96,7 @@ def _open(path: Path, compression: str) -> BinaryIO:
 
 
 def _open_zst(path: Path) -> BinaryIO:
-    try:
-        import zstandard
-    except ImportError as error:
-        raise DataError(f"{path}: reading .zst needs: pip install 'grouped-value-attention[train]'") from error
-
+    zstandard = optional("zstandard", "train", f"{path}: reading .zst")
     # Read whole: a streaming reader takes a truncated file without complaint, a frame object knows its end.
     try:
         raw = path.read_bytes()
@@ -123,11 +126,7 @@ def _jsonl(path: Path, stream: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]
 
 
 def _parquet(path: Path, stream: BinaryIO, field: str) -> Iterator[str]:
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError as error:
-        raise DataError(f"{path}: reading parquet needs: pip install 'grouped-value-attention[train]'") from error
+    pa, pq = (optional(name, "train", f"{path}: reading parquet") for name in ("pyarrow", "pyarrow.parquet"))
     try:
         # A compressed stream cannot seek, which parquet must.
         seekable = isinstance(stream, io.BufferedReader)

@@ -63,11 +63,10 @@ def prepare_files(
     jobs += [(path, "valid", number) for number, path in enumerate(valid or [])]
     arguments = [(str(path), split, number, str(out), field, 0 if valid else hold_out) for path, split, number in jobs]
     bar = tqdm(total=sum(path.stat().st_size for path, *_ in jobs), unit="B", unit_scale=True, disable=not progress)
-    shards: dict[str, list[Shard]] = {"train": [], "valid": []}
+    shards: list[Shard] = []
     with bar, _mapper(workers) as run_all:
         for (path, *_), done in zip(jobs, run_all(_prepare_file, arguments), strict=True):
-            for shard in done:
-                shards[shard.name.split("-")[0]].append(shard)
+            shards += done
             bar.update(path.stat().st_size)
     return _publish(out, shards, kept, provenance or {"inputs": [path.name for path in inputs]})
 
@@ -94,19 +93,16 @@ def prepare_dataset(
         return islice(read_dataset(name, field, split, config), max_documents)
 
     kept = _settle_tokenizer(out, tokenizer, vocab_size, end, lambda: islice(stream(), 100_000), progress)
-    shards: dict[str, list[Shard]] = {"train": [], "valid": []}
-    texts, number = stream(), 0
+    shards: list[Shard] = []
+    source, texts = {"dataset": name, "config": config, "split": split}, stream()
     with tqdm(unit=" documents", disable=not progress) as bar:
-        while chunk := list(islice(texts, shard_documents)):
-            first = {"first": number * shard_documents, "documents": len(chunk), "field": field}
-            source = {"dataset": name, "config": config, "split": split, **first}
-            for shard in _write_splits(out, number, chunk, kept, source, "train", HOLD_OUT):
-                shards[shard.name.split("-")[0]].append(shard)
+        for number, chunk in enumerate(iter(lambda: list(islice(texts, shard_documents)), [])):
+            part = {"first": number * shard_documents, "documents": len(chunk), "field": field}
+            shards += _write_splits(out, number, chunk, kept, {**source, **part}, "train", HOLD_OUT)
             bar.update(len(chunk))
-            number += 1
-    if not number:
+    if not shards:
         raise DataError(f"dataset {name}: no documents in split {split!r}")
-    return _publish(out, shards, kept, {"dataset": name, "config": config, "split": split})
+    return _publish(out, shards, kept, source)
 
 
 def prepare_standard_library(out: Path, vocab_size: int = 2048, progress: bool = True) -> dict[str, Any]:
@@ -136,17 +132,10 @@ def _settle_tokenizer(
     """The tokenizer of this folder: the one given, the one an earlier run trained here, or one trained now."""
     (out / INDEX).unlink(missing_ok=True)  # what it described is about to change
     folder = out / "tokenizer"
-    if given is not None:
-        tokenizer = load_tokenizer(given, end)
-        tokenizer.save(folder)
-        return tokenizer
-    if tokenizer_settings(folder).get(ASKED) == vocab_size:
-        tokenizer = load_tokenizer(folder, end)
-    else:
-        tokenizer = train_bpe(texts(), vocab_size, progress)
-        tokenizer.save(folder)
-        tokenizer = load_tokenizer(folder, end)
-    tokenizer.save(folder, **{ASKED: vocab_size})
+    if given is None and tokenizer_settings(folder).get(ASKED) != vocab_size:
+        train_bpe(texts(), vocab_size, progress).save(folder)
+    tokenizer = load_tokenizer(given or folder, end)
+    tokenizer.save(folder, **({ASKED: vocab_size} if given is None else {}))
     return tokenizer
 
 
@@ -221,10 +210,9 @@ def _file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _publish(
-    out: Path, shards: dict[str, list[Shard]], tokenizer: TextTokenizer, source: dict[str, Any]
-) -> dict[str, Any]:
-    if not any(shard.tokens for shard in shards["valid"]):
+def _publish(out: Path, shards: list[Shard], tokenizer: TextTokenizer, source: dict[str, Any]) -> dict[str, Any]:
+    splits = {split: [s for s in shards if s.name.startswith(split)] for split in ("train", "valid")}
+    if not any(shard.tokens for shard in splits["valid"]):
         raise DataError(f"{out}: no document was held out for validation; give some with --valid")
     index = {
         "format": FORMAT,
@@ -232,8 +220,8 @@ def _publish(
         "end_of_text": tokenizer.end,
         "tokenizer": tokenizer.fingerprint,
         "provenance": {**source, "gva": gva.__version__},
-        "tokens": {split: sum(s.tokens for s in found) for split, found in shards.items()},
-        "splits": {split: [asdict(s) for s in found] for split, found in shards.items()},
+        "tokens": {split: sum(s.tokens for s in found) for split, found in splits.items()},
+        "splits": {split: [asdict(s) for s in found] for split, found in splits.items()},
     }
     write_atomically(out / INDEX, json.dumps(index, indent=2))
     return index

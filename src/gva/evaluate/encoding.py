@@ -42,18 +42,17 @@ class Pack:
 def encode_items(items: list[Item], tokenizer: Any) -> list[list[Encoded]]:
     """Each item's choices as tokens. Spaces at the end of a context belong to the continuation; a continuation is
     what the whole text has beyond as many tokens as the context alone."""
-    pairs = [_move_spaces(*pair) for item in items for pair in item.pairs]
-    texts = dict.fromkeys(text for context, continuation in pairs for text in (context, context + continuation))
+    pairs = [[_move_spaces(*pair) for pair in item.pairs] for item in items]
+    texts = dict.fromkeys(text for choices in pairs for context, end in choices for text in (context, context + end))
     encode = dict(zip(texts, _encode(list(texts), tokenizer), strict=True))
-    encoded = []
-    for context, continuation in pairs:
-        if context:
-            begun, whole = encode[context], encode[context + continuation]
-            encoded.append((begun, whole[len(begun) :]))
-        else:
-            encoded.append(_without_context(continuation, tokenizer))
-    found = iter(encoded)
-    return [[next(found) for _ in item.pairs] for item in items]
+
+    def choice(context: str, continuation: str) -> Encoded:
+        if not context:
+            return _without_context(continuation, tokenizer)
+        begun = encode[context]
+        return begun, encode[context + continuation][len(begun) :]
+
+    return [[choice(*pair) for pair in choices] for choices in pairs]
 
 
 def _move_spaces(context: str, continuation: str) -> tuple[str, str]:
@@ -65,9 +64,9 @@ def _encode(texts: list[str], tokenizer: Any) -> list[list[int]]:
     """With whatever special tokens the tokenizer adds, unless a text begins with the first of them already."""
     first = tokenizer.decode(_first_token(tokenizer))
     ids = tokenizer(texts, padding=False, truncation=False)["input_ids"] if texts else []
-    begun = [n for n, text in enumerate(texts) if text.startswith(first)]
-    for n in begun:
-        ids[n] = tokenizer.encode(texts[n], add_special_tokens=False)
+    for n, text in enumerate(texts):
+        if text.startswith(first):
+            ids[n] = tokenizer.encode(text, add_special_tokens=False)
     return ids
 
 

@@ -74,17 +74,15 @@ def _of_run(run: Path) -> Place:
 
 def load_model(place: Place, dtype: torch.dtype | None = None, device: str | None = None) -> Any:
     """The model, ready to score, in `dtype` or as it was saved, on `device` or a GPU if there is one."""
-    exported = (place.weights / "config.json").is_file()
-    model = _from_folder(place.weights, dtype) if exported else _from_training(place)
+    from transformers import AutoModelForCausalLM  # gva.model has registered ours with it
+
+    if (place.weights / "config.json").is_file():
+        model = AutoModelForCausalLM.from_pretrained(place.weights, dtype=dtype or "auto")
+    else:
+        model = _from_training(place)
     model = model.to(device=device or ("cuda" if torch.cuda.is_available() else "cpu"), dtype=dtype)
     model.set_attn_implementation("sdpa")  # what takes a mask of truth values, as packs have
     return model.eval()
-
-
-def _from_folder(folder: Path, dtype: torch.dtype | None) -> Any:
-    from transformers import AutoModelForCausalLM  # gva.model has registered ours with it
-
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype or "auto")
 
 
 def _from_training(place: Place) -> GvaForCausalLM:
@@ -108,12 +106,8 @@ def load_tokenizer_of(place: Place, vocab_size: int, given: Path | None = None, 
             "which the model was trained with"
         )
     tokenizer = open_tokenizer(found)
-    check(
-        len(tokenizer) <= vocab_size,
-        "tokenizer",
-        str(found),
-        f"has {len(tokenizer)} tokens, the model {vocab_size}: it is not the one that the model was trained with",
-    )
+    why = f"has {len(tokenizer)} tokens, the model {vocab_size}: it is not the one that the model was trained with"
+    check(len(tokenizer) <= vocab_size, "tokenizer", str(found), why)
     return tokenizer
 
 

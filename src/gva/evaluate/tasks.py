@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from gva.data.documents import COMPRESSIONS, DataError, read_rows
+from gva.data.documents import COMPRESSIONS, DataError, optional, read_rows
 from gva.errors import check, check_choice
 
 LETTERS = "ABCDEFGH"
@@ -144,13 +144,8 @@ def _from_short_form(task: Task, row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _hub_rows(task: Task) -> Iterator[dict[str, Any]]:
-    try:
-        import datasets
-    except ImportError as error:
-        raise DataError(
-            f"{task.name}: fetching {task.dataset} needs: pip install 'grouped-value-attention[eval]'; or give local "
-            "files with --data-dir"
-        ) from error
+    otherwise = "; or give local files with --data-dir"
+    datasets = optional("datasets", "eval", f"{task.name}: fetching {task.dataset}", otherwise)
     try:
         yield from datasets.load_dataset(task.dataset, task.config, split=task.split)
     except (OSError, ValueError) as error:  # no network, offline mode, no such dataset

@@ -28,10 +28,8 @@ def validation_loss(
     limit = model.config.max_position_embeddings
     check(0 < length <= limit, "length", length, f"must lie between 1 and max_position_embeddings={limit}")
     dataset = TokenDataset(data, "valid")
-    vocabulary = model.config.vocab_size
-    check(
-        dataset.vocab_size <= vocabulary, "data", str(data), f"has {dataset.vocab_size} tokens, the model {vocabulary}"
-    )
+    tokens, vocabulary = dataset.vocab_size, model.config.vocab_size
+    check(tokens <= vocabulary, "data", str(data), f"has {tokens} tokens, the model {vocabulary}")
     batches, losses = Batches(dataset, length, 1, 0, document_mask), model_losses(model)
     chosen = list(range(min(sequences or batches.sequences, batches.sequences)))
     rows = max(1, batch_tokens // length)

@@ -33,33 +33,36 @@ class Metrics:
 
     def __init__(self, out: Path, resumed_at: int, steps: int, active: bool, progress: bool) -> None:
         self.path, self.active = out / METRICS, active
-        self.window: list[dict[str, Any]] = []
+        self.window: list[tuple[dict[str, float], dict[str, Tensor]]] = []
         self.started = time.perf_counter()
         self.bar = tqdm(total=steps, initial=resumed_at, unit="step", disable=not (active and progress))
-        self.board = None
+        self.board: Any = None
         if active:
             _keep_until(self.path, resumed_at)
             self.board = _tensorboard(out / "tensorboard", resumed_at)
 
     def step(self, step: int, scalars: dict[str, Tensor], **plain: float) -> None:
         """Remember a step; `scalars` stay on their device."""
-        self.window.append({"step": step, "scalars": scalars, **plain})
+        self.window.append(({"step": step, **plain}, scalars))
+
+    def event(self, kind: str, step: int, found: dict[str, Any]) -> None:
+        """Write what was found at a step."""
+        self.write([{"kind": kind, "step": step, **found}])
 
     def flush(self, tokens_per_step: int, flops_per_token: float, devices: int) -> None:
         """Write the window. Raises NonFiniteLoss if a loss or norm in it is not a number."""
         if not self.window:
             return
-        names = list(self.window[0]["scalars"])
-        values = torch.stack([torch.stack([w["scalars"][n].double().reshape(()) for n in names]) for w in self.window])
-        rows = values.tolist()
+        plain, scalars = zip(*self.window, strict=True)
+        rows = torch.stack([torch.stack([t.double().reshape(()) for t in step.values()]) for step in scalars]).tolist()
         now = time.perf_counter()
         rate = tokens_per_step * len(rows) / (now - self.started)
         self.started = now
         usage = {"tokens_per_second": rate, **_device_usage(rate, flops_per_token, devices)}
-        lines = []
-        for entry, row in zip(self.window, rows, strict=True):
-            plain = {k: v for k, v in entry.items() if k != "scalars"}
-            lines.append({"kind": "step", **plain, **dict(zip(names, row, strict=True)), **usage})
+        lines: list[dict[str, Any]] = [
+            {"kind": "step", **known, **dict(zip(step, row, strict=True)), **usage}
+            for known, step, row in zip(plain, scalars, rows, strict=True)
+        ]
         self.window = []
         self.write(lines)
         for line in lines:
@@ -86,13 +89,10 @@ class Metrics:
                 f"{self.path}: could not be written ({error}); make room and run the same command again, it goes on "
                 "from the last whole checkpoint"
             ) from error
-        board = self.board
-        if board is None:
-            return
-        for line in lines:
+        for line in lines if self.board is not None else []:
             for name, value in line.items():
                 if isinstance(value, int | float) and not isinstance(value, bool) and name != "step":
-                    board.add_scalar(f"{line['kind']}/{name}", value, line["step"])
+                    self.board.add_scalar(f"{line['kind']}/{name}", value, line["step"])
 
     def restart_clock(self) -> None:
         """What was not training (evaluation, writing) does not count against its speed."""

@@ -91,7 +91,7 @@ def train(
             with StopRequest() as stop:
                 _loop(run, valid, tasks, checkpoints, metrics, stop)
             export_model(run.model, data, out / MODEL, ranks)
-            metrics.write([{"kind": "done", "step": run.step, "tokens": recipe.tokens}])
+            metrics.event("done", run.step, {"tokens": recipe.tokens})
         except BaseException:
             with suppress(Exception):
                 checkpoints.abandon()
@@ -113,31 +113,27 @@ def _loop(
     stop: "StopRequest",
 ) -> None:
     recipe, ranks = run.recipe, run.ranks
-    tokens_per_step = recipe.global_batch * recipe.length
-    flops = cost.train_flops_per_token(run.config, recipe.length)
     metrics.restart_clock()
     while run.step < recipe.steps:
         rate = learning_rate(recipe, run.step)
         set_learning_rate(run.optimizer, rate)
         scalars = train_step(run)
         run.step += 1
-        metrics.step(run.step, scalars, lr=rate, tokens=run.step * tokens_per_step)
+        metrics.step(run.step, scalars, lr=rate, tokens=run.step * recipe.tokens_per_step)
         last = run.step == recipe.steps
         due = {every: last or ((n := getattr(recipe, every)) > 0 and run.step % n == 0) for every in _INTERVALS}
         # Ranks agree on a stop where they meet anyway; a process alone need not wait for that.
         if not any(due.values()) and not (stop.wanted and ranks.world == 1):
             continue
-        _flush(run, metrics, checkpoints, tokens_per_step, flops)
+        _flush(run, metrics, checkpoints)
         stopping = stop.wanted_by_any(ranks) and not last
         if due["eval_every"]:
-            metrics.write([{"kind": "eval", "step": run.step, **measure.validate(run.loss, valid, recipe, ranks)}])
+            metrics.event("eval", run.step, measure.validate(run.loss, valid, recipe, ranks))
         if due["diagnostics_every"] and recipe.diagnostics_every:
-            looked = measure.look_inside(run.loss, valid, recipe, ranks)
-            metrics.write([{"kind": "diagnostics", "step": run.step, **looked}])
+            metrics.event("diagnostics", run.step, measure.look_inside(run.loss, valid, recipe, ranks))
         if due["tasks_every"] and tasks:
             results = measure.score_tasks(run.loss, tasks, recipe, ranks)
-            tokens = run.step * tokens_per_step
-            metrics.write([{"kind": "tasks", "step": run.step, "tokens": tokens, "results": results}])
+            metrics.event("tasks", run.step, {"tokens": run.step * recipe.tokens_per_step, "results": results})
         if due["checkpoint_every"] or stopping:
             checkpoints.save(run.step, run.state())
         if stopping:
@@ -199,21 +195,17 @@ def _build(config: GvaConfig, recipe: Recipe, dataset: TokenDataset, ranks: Rank
 
 
 def _check_fit(config: GvaConfig, recipe: Recipe, dataset: TokenDataset) -> None:
-    check(
-        dataset.vocab_size <= config.vocab_size,
-        "vocab_size",
-        config.vocab_size,
-        f"the data has {dataset.vocab_size} tokens",
-    )
-    limit = config.max_position_embeddings
+    size, limit = dataset.vocab_size, config.max_position_embeddings
+    check(size <= config.vocab_size, "vocab_size", config.vocab_size, f"the data has {size} tokens")
     check(recipe.length <= limit, "length", recipe.length, f"exceeds max_position_embeddings={limit}")
     world = int(os.environ.get("WORLD_SIZE", "1"))
     check(recipe.global_batch % world == 0, "global_batch", recipe.global_batch, f"must be a multiple of {world} ranks")
 
 
-def _flush(run: Run, metrics: Metrics, checkpoints: Checkpoints, tokens_per_step: int, flops: float) -> None:
+def _flush(run: Run, metrics: Metrics, checkpoints: Checkpoints) -> None:
+    flops = cost.train_flops_per_token(run.config, run.recipe.length)
     try:
-        metrics.flush(tokens_per_step, flops, run.ranks.world)
+        metrics.flush(run.recipe.tokens_per_step, flops, run.ranks.world)
     except NonFiniteLoss as error:
         checkpoints.finish()  # every rank is here: they all see the same loss
         whole = [step for step in checkpoints.steps() if step < error.step]

@@ -27,11 +27,6 @@ class SummedLoss(nn.Module):
         super().__init__()
         self.model = model
 
-    def compile_parts(self) -> None:
-        """Compile one layer, which serves for all of them: seconds, not minutes."""
-        for layer in self.model.model.layers:
-            layer.compile()
-
     def forward(
         self,
         input_ids: Tensor,
@@ -62,8 +57,9 @@ def parallelize(model: GvaForCausalLM, recipe: Recipe, ranks: Ranks) -> nn.Modul
     if recipe.activation_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     loss = SummedLoss(model)
-    if recipe.compile:
-        loss.compile_parts()
+    if recipe.compile:  # one layer, which serves for all of them: seconds, not minutes
+        for layer in model.model.layers:
+            layer.compile()
     if ranks.world > 1 and recipe.parallel == "fsdp":
         mesh = init_device_mesh(ranks.device.type, (ranks.world,))
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -90,8 +86,6 @@ def accumulating(module: nn.Module, last: bool) -> Iterator[None]:
     yield
 
 
-@contextmanager
-def arithmetic(recipe: Recipe, device: torch.device) -> Iterator[None]:
+def arithmetic(recipe: Recipe, device: torch.device) -> torch.autocast:
     """The precision of the recipe. Torch chooses the attention kernel; on Hopper it takes cuDNN's."""
-    with torch.autocast(device.type, torch.bfloat16, enabled=recipe.precision == "bf16"):
-        yield
+    return torch.autocast(device.type, torch.bfloat16, enabled=recipe.precision == "bf16")

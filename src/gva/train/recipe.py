@@ -57,28 +57,16 @@ class Recipe:
     tasks_limit: int = 0  # items of each task; 0: all
 
     def __post_init__(self) -> None:
-        for name in (
-            "steps",
-            "length",
-            "global_batch",
-            "micro_batch",
-            "log_every",
-            "checkpoint_every",
-            "eval_sequences",
-            "keep_checkpoints",
-        ):
+        sizes = ("steps", "length", "global_batch", "micro_batch", "eval_sequences", "keep_checkpoints")
+        for name in (*sizes, "log_every", "checkpoint_every"):
             check(getattr(self, name) > 0, name, getattr(self, name), "must be positive")
         check(self.map_lr > 0, "map_lr", self.map_lr, "must be positive")
         check_choice("precision", self.precision, ("bf16", "fp32"))
         check_choice("parallel", self.parallel, ("ddp", "fsdp"))
         for name in ("tasks_every", "tasks_limit"):
             check(getattr(self, name) >= 0, name, getattr(self, name), "must not be negative")
-        check(
-            not self.tasks_every or bool(self.tasks_data),
-            "tasks_data",
-            self.tasks_data,
-            "tasks_every needs their folder",
-        )
+        placed = not self.tasks_every or bool(self.tasks_data)
+        check(placed, "tasks_data", self.tasks_data, "tasks_every needs their folder")
         check(0 <= self.warmup <= self.steps, "warmup", self.warmup, f"must lie between 0 and steps={self.steps}")
 
     @property
@@ -87,7 +75,11 @@ class Recipe:
 
     @property
     def tokens(self) -> int:
-        return self.steps * self.global_batch * self.length
+        return self.steps * self.tokens_per_step
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.global_batch * self.length
 
     def identity(self) -> dict[str, Any]:
         """What must not change when a run is resumed."""

@@ -13,10 +13,9 @@ from torch.distributed.tensor import DTensor
 
 
 class ZClip:
-    def __init__(
-        self, device: torch.device, alpha: float = 0.97, threshold: float = 2.5, warmup: int = 25, eps: float = 1e-6
-    ) -> None:
-        self.alpha, self.threshold, self.warmup, self.eps = alpha, threshold, warmup, eps
+    alpha, threshold, warmup, eps = 0.97, 2.5, 25, 1e-6
+
+    def __init__(self, device: torch.device) -> None:
         # During the warm-up: the number of norms, their mean, and the sum of squared deviations (Welford).
         self.state = {name: torch.zeros((), dtype=torch.float64, device=device) for name in ("count", "mean", "var")}
 
