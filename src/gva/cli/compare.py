@@ -27,9 +27,11 @@ def add(commands: Any) -> None:
     where.add_argument("--ranks", type=int, default=1, help="processes per run, through torchrun")
     where.add_argument("--device", choices=["cpu", "cuda"])
     weights = where.add_mutually_exclusive_group()
-    weights.add_argument("--keep-weights", action="store_true", help="keep the checkpoints of finished runs too")
-    weights.add_argument("--no-weights", action="store_true", help="keep the metrics of finished runs alone")
-    where.add_argument("--no-decode-speed", action="store_true", help="do not measure it, as is done on a GPU")
+    kept: dict[str, Any] = {"dest": "weights", "action": "store_const", "default": "model"}
+    weights.add_argument("--keep-weights", const="all", **kept, help="keep the checkpoints of finished runs too")
+    weights.add_argument("--no-weights", const="none", **kept, help="keep the metrics of finished runs alone")
+    quick = "do not measure it, as is done on a GPU"
+    where.add_argument("--no-decode-speed", dest="decode_speed", action="store_false", help=quick)
     where.add_argument("--fa3", type=Path, help="FlashAttention-3 for the decode speed of GQA; by default a vLLM's")
     where.add_argument("--decode-csv", type=Path, help="speed of the kernel to show too, as gva bench decode writes it")
     compare.add_argument("overrides", nargs="*", metavar="key=value", help="any field of the recipe or the model")
@@ -51,18 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.fa3 is not None:
         check(arguments.fa3.is_file(), "--fa3", str(arguments.fa3), "no such file; give vLLM's _vllm_fa3_C.abi3.so")
     out = arguments.out or Path(f"comparison-{arguments.matrix.stem if arguments.matrix else matrix.preset}")
-    data = _data(arguments, out)
-    keep = "all" if arguments.keep_weights else "none" if arguments.no_weights else "model"
-    outcome = Runner(
-        matrix,
-        data,
-        out,
-        device=arguments.device,
-        weights=keep,
-        ranks=arguments.ranks,
-        decode_speed=not arguments.no_decode_speed,
-        fa3=arguments.fa3,
-    ).execute(runs)
+    how = {name: getattr(arguments, name) for name in ("device", "weights", "ranks", "decode_speed", "fa3")}
+    outcome = Runner(matrix, _data(arguments, out), out, **how).execute(runs)
     if outcome.stopped:
         print("stopped; the same command goes on from there", file=sys.stderr)
         return 130

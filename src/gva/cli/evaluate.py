@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,10 @@ def run(arguments: argparse.Namespace) -> int:
     from gva.evaluate.loading import find, load_model, load_tokenizer_of
     from gva.evaluate.results import average, differences, table
     from gva.evaluate.tasks import chosen_tasks
+    from gva.evaluate.validation import validation_loss
+    from gva.run.atomic import write_atomically
+    from gva.run.folder import locked
+    from gva.run.metrics import record
 
     tasks = [] if arguments.tasks == "none" else chosen_tasks(arguments.tasks)
     if not tasks and not arguments.data:
@@ -56,47 +61,37 @@ def run(arguments: argparse.Namespace) -> int:
             report["differences"] = differences(found["own"], found["lm-eval"])
             print(_told(report["differences"]))
     if arguments.data:
-        report["validation"] = _validate(arguments, model, place.recipe)
-        shown = report["validation"]
+        recipe = place.recipe
+        length = arguments.length or recipe.get("length") or model.config.max_position_embeddings
+        how = (length, recipe.get("document_mask", False), arguments.sequences, arguments.batch_tokens)
+        report["validation"] = shown = validation_loss(model, arguments.data, *how, progress=sys.stderr.isatty())
         print(f"validation loss {shown['valid_loss']:.4f}, {shown['bits_per_byte']:.4f} bits per byte", end=" ")
         print(f"({shown['valid_tokens']:,} tokens in sequences of {shown['length']})")
-    _keep(arguments, place, report)
+    if arguments.out:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(arguments.out, json.dumps(report, indent=2) + "\n")
+    if arguments.record and place.run:
+        with locked(place.run):
+            record(place.run, {name: report[name] for name in ("kind", "step", "tokens", "results")})
     return 0
 
 
 def _score(arguments: argparse.Namespace, model: Any, tokenizer: Any, tasks: list[Any]) -> tuple[dict, dict]:
     """What each engine asked for found, by its name, and how long it took."""
-    found, seconds = {}, {}
-    shared = (model, tokenizer, tasks, arguments.data_dir, arguments.limit)
-    if arguments.engine != "own":
-        from gva.evaluate.harness import evaluate_with_harness
+    from gva.evaluate.harness import evaluate_with_harness
+    from gva.evaluate.scoring import evaluate
 
-        started = time.perf_counter()
+    engines = {
         # It counts rows, not tokens; few items are longer than 512.
-        found["lm-eval"] = evaluate_with_harness(*shared, batch=max(1, arguments.batch_tokens // 512))
-        seconds["lm-eval"] = round(time.perf_counter() - started, 1)
-    if arguments.engine != "lm-eval":
-        from gva.evaluate.scoring import evaluate
-
+        "lm-eval": partial(evaluate_with_harness, batch=max(1, arguments.batch_tokens // 512)),
+        "own": partial(evaluate, batch_tokens=arguments.batch_tokens, progress=sys.stderr.isatty()),
+    }
+    found, seconds = {}, {}
+    for name in engines if arguments.engine == "both" else [arguments.engine]:
         started = time.perf_counter()
-        found["own"] = evaluate(*shared, batch_tokens=arguments.batch_tokens, progress=sys.stderr.isatty())
-        seconds["own"] = round(time.perf_counter() - started, 1)
+        found[name] = engines[name](model, tokenizer, tasks, arguments.data_dir, arguments.limit)
+        seconds[name] = round(time.perf_counter() - started, 1)
     return found, seconds
-
-
-def _validate(arguments: argparse.Namespace, model: Any, recipe: dict[str, Any]) -> dict[str, Any]:
-    from gva.evaluate.validation import validation_loss
-
-    length = arguments.length or recipe.get("length") or model.config.max_position_embeddings
-    return validation_loss(
-        model,
-        arguments.data,
-        length,
-        recipe.get("document_mask", False),
-        arguments.sequences,
-        arguments.batch_tokens,
-        progress=sys.stderr.isatty(),
-    )
 
 
 def _told(differences: dict[str, dict[str, Any]]) -> str:
@@ -109,16 +104,3 @@ def _told(differences: dict[str, dict[str, Any]]) -> str:
             + ("" if found["same_text"] else ", the text NOT the same")
         )
     return "\n".join(lines)
-
-
-def _keep(arguments: argparse.Namespace, place: Any, report: dict[str, Any]) -> None:
-    from gva.run.atomic import write_atomically
-    from gva.run.folder import locked
-    from gva.run.metrics import record
-
-    if arguments.out:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(arguments.out, json.dumps(report, indent=2) + "\n")
-    if arguments.record:
-        with locked(place.run):
-            record(place.run, {name: report[name] for name in ("kind", "step", "tokens", "results")})

@@ -5,7 +5,7 @@ import io
 import json
 import lzma
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -77,22 +77,12 @@ def _opened(path: Path, compression: str) -> Iterator[BinaryIO]:
     if not path.is_file():
         raise DataError(f"{path}: no such file")
     try:
-        with _open(path, compression) as stream:
+        with _OPENERS[compression](path) if compression else path.open("rb") as stream:
             yield stream
     except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"{path}: truncated or not a {compression} file ({error}); fetch it again") from error
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not UTF-8 text (byte {error.start})") from error
-
-
-def _open(path: Path, compression: str) -> BinaryIO:
-    if compression == ".gz":
-        return gzip.open(path, "rb")  # type: ignore[return-value]
-    if compression == ".xz":
-        return lzma.open(path, "rb")  # type: ignore[return-value]
-    if compression == ".zst":
-        return _open_zst(path)
-    return path.open("rb")
 
 
 def _open_zst(path: Path) -> BinaryIO:
@@ -110,6 +100,9 @@ def _open_zst(path: Path) -> BinaryIO:
     except zstandard.ZstdError as error:
         raise EOFError(str(error)) from error
     return io.BytesIO(data)
+
+
+_OPENERS: dict[str, Callable[[Path], Any]] = {".gz": gzip.open, ".xz": lzma.open, ".zst": _open_zst}
 
 
 def _jsonl(path: Path, stream: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -24,11 +24,7 @@ class Panel:
 
 
 FIGURES = {
-    "scale": (
-        Panel("matched", 1, 1),
-        Panel("keys too small", 1, 0.02),
-        Panel("keys too large", 1, 8),
-    ),
+    "scale": (Panel("matched", 1, 1), Panel("keys too small", 1, 0.02), Panel("keys too large", 1, 8)),
     "joint-scale": tuple(Panel("", sigma, sigma) for sigma in (0.006, 1, 4, 8)),
 }
 TITLES = {
@@ -48,10 +44,9 @@ def weights(sigma_q: float, sigma_k: float) -> np.ndarray:
 
 def color(share: float) -> str:
     """Along the colour scale, share between 0 and 1."""
-    place = min(max(share, 0.0), 1.0) * (len(COLORS) - 1)
-    low = min(int(place), len(COLORS) - 2)
-    a, b = (np.array([int(c[i : i + 2], 16) for i in (0, 2, 4)]) for c in COLORS[low : low + 2])
-    return "#" + "".join(f"{round(x):02x}" for x in a + (b - a) * (place - low))
+    stops = np.linspace(0, 1, len(COLORS))
+    channels = ([int(color[i : i + 2], 16) for color in COLORS] for i in (0, 2, 4))
+    return "#" + "".join(f"{round(np.interp(share, stops, channel)):02x}" for channel in channels)
 
 
 def figure(name: str) -> str:
@@ -74,24 +69,22 @@ def figure(name: str) -> str:
 def _panel(panel: Panel, x: float) -> str:
     values = weights(panel.sigma_q, panel.sigma_k)
     low, high, size = values.min(), values.max(), POSITIONS * CELL
-    scales = f"σ_Q = σ_K = {panel.sigma_q:g}" if panel.sigma_q == panel.sigma_k else (
-        f"σ_Q = {panel.sigma_q:g}, σ_K = {panel.sigma_k:g}"
-    )  # fmt: skip
-    middle = x + size / 2
-    parts = []
-    if panel.title:
-        parts.append(f'<text class="strong" x="{middle}" y="16" text-anchor="middle">{panel.title}</text>')
-    parts.append(f'<text x="{middle}" y="35" text-anchor="middle">{scales}</text>')
-    for i, row in enumerate(values):
-        for j, value in enumerate(row):
-            place = f'x="{x + j * CELL}" y="{TOP + i * CELL}" width="{CELL}" height="{CELL}"'
-            told = f"<title>query {i}, key {j}: {value:.4f}</title>"
-            parts.append(f'<rect {place} fill="{color((value - low) / (high - low))}">{told}</rect>')
-    parts.append(f'<text x="{middle}" y="{TOP + size + 17}" text-anchor="middle">key</text>')
-    sharpest = values.max(1).mean()
-    said = f"mean of the largest weights: {sharpest:.2f}"
-    parts.append(f'<text x="{middle}" y="{TOP + size + 36}" text-anchor="middle">{said}</text>')
-    return "".join(parts) + _bar(x + size + 6, low, high, size)
+    scales = f"σ_Q = {panel.sigma_q:g}, σ_K = {panel.sigma_k:g}"
+    if panel.sigma_q == panel.sigma_k:
+        scales = f"σ_Q = σ_K = {panel.sigma_q:g}"
+
+    def said(y: float, text: str, style: str = "") -> str:
+        return f'<text {style}x="{x + size / 2}" y="{y}" text-anchor="middle">{text}</text>'
+
+    parts = [said(16, panel.title, 'class="strong" ')] if panel.title else []
+    parts.append(said(35, scales))
+    for (i, j), value in np.ndenumerate(values):
+        place = f'x="{x + j * CELL}" y="{TOP + i * CELL}" width="{CELL}" height="{CELL}"'
+        told = f"<title>query {i}, key {j}: {value:.4f}</title>"
+        parts.append(f'<rect {place} fill="{color((value - low) / (high - low))}">{told}</rect>')
+    sharpest = f"mean of the largest weights: {values.max(1).mean():.2f}"
+    parts += [said(TOP + size + 17, "key"), said(TOP + size + 36, sharpest), _bar(x + size + 6, low, high, size)]
+    return "".join(parts)
 
 
 def _bar(x: float, low: float, high: float, size: int) -> str:
@@ -113,7 +106,7 @@ def _bar(x: float, low: float, high: float, size: int) -> str:
 def write_figures(out: Path) -> list[Path]:
     """Both figures as SVG files."""
     out.mkdir(parents=True, exist_ok=True)
-    paths = [out / f"attention-{name}.svg" for name in FIGURES]
-    for path, name in zip(paths, FIGURES, strict=True):
+    paths = {name: out / f"attention-{name}.svg" for name in FIGURES}
+    for name, path in paths.items():
         path.write_text(figure(name), encoding="utf-8")
-    return paths
+    return list(paths.values())

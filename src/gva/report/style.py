@@ -1,6 +1,7 @@
 """How a row is called and drawn: the same name, colour, dash and marker in every panel of every report."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import cycle
 
 LABELS = {
     "mha": "MHA",
@@ -61,15 +62,8 @@ def label(row: str) -> str:
 
 def styles(rows: list[str]) -> dict[str, Style]:
     """Known variants have their own; other rows take what no present row uses, dotted."""
-    free = [style for name, style in STYLES.items() if name not in rows] or list(STYLES.values())
-    found = {}
-    for row in rows:
-        if row in STYLES:
-            found[row] = STYLES[row]
-        else:
-            spare = free[len([name for name in found if name not in STYLES]) % len(free)]
-            found[row] = Style(spare.light, spare.dark, "dot", spare.symbol)
-    return found
+    free = cycle([style for name, style in STYLES.items() if name not in rows] or STYLES.values())
+    return {row: STYLES[row] if row in STYLES else replace(next(free), dash="dot") for row in rows}
 
 
 def palette(rows: list[str]) -> dict[str, dict[str, str]]:

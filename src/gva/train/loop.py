@@ -130,7 +130,7 @@ def _loop(
         if due["eval_every"]:
             metrics.event("eval", run.step, measure.validate(run.loss, valid, recipe, ranks))
         if due["diagnostics_every"] and recipe.diagnostics_every:
-            metrics.event("diagnostics", run.step, measure.look_inside(run.loss, valid, recipe, ranks))
+            metrics.event("diagnostics", run.step, measure.look_inside(run.model, run.loss, valid, recipe, ranks))
         if due["tasks_every"] and tasks:
             results = measure.score_tasks(run.loss, tasks, recipe, ranks)
             metrics.event("tasks", run.step, {"tokens": run.step * recipe.tokens_per_step, "results": results})

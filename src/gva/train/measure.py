@@ -16,8 +16,9 @@ from gva.evaluate.loading import open_tokenizer
 from gva.evaluate.results import summarise
 from gva.evaluate.scoring import Losses, by_item, loglikelihoods
 from gva.evaluate.tasks import Item, Task, chosen_tasks, items_of, load_rows
+from gva.model import GvaForCausalLM
 from gva.run.ranks import Ranks
-from gva.train.parallel import SummedLoss, arithmetic
+from gva.train.parallel import arithmetic
 from gva.train.recipe import Recipe
 
 POSITION_BINS = 16
@@ -93,14 +94,16 @@ def score_tasks(module: nn.Module, tasks: list[PackedTask], recipe: Recipe, rank
 
 
 @torch.no_grad()
-def look_inside(module: nn.Module, batches: Batches, recipe: Recipe, ranks: Ranks) -> dict[str, Any]:
+def look_inside(
+    model: GvaForCausalLM, module: nn.Module, batches: Batches, recipe: Recipe, ranks: Ranks
+) -> dict[str, Any]:
     """Induction score, attention to the previous token per head, scales of queries and keys per slice."""
     vocabulary, half = batches.dataset.vocab_size, batches.length // 2
     generator = torch.Generator().manual_seed(1)
     once = torch.randint(vocabulary, (REPEATED, half), generator=generator)
     rows = torch.cat([once, once], 1).to(ranks.device)
     text = batches.load(list(range(min(LOOKED_AT, batches.sequences))))["input_ids"][:, :256].to(ranks.device)
-    model, per_target = _summed_loss(module).model, _losses(module, recipe, ranks)
+    per_target = _losses(module, recipe, ranks)
 
     def run(tokens: Tensor) -> Tensor:
         return per_target(input_ids=tokens[:, :-1], labels=tokens[:, 1:])
@@ -122,9 +125,3 @@ def _losses(module: nn.Module, recipe: Recipe, ranks: Ranks) -> Losses:
             return module(**inputs, per_token=True)
 
     return losses
-
-
-def _summed_loss(module: nn.Module) -> SummedLoss:
-    inner = module.module if isinstance(module, nn.parallel.DistributedDataParallel) else module
-    assert isinstance(inner, SummedLoss)
-    return inner
