@@ -54,7 +54,7 @@ def text(x: float, y: float, words: str, kind: str = "") -> str:
 # ---- the packages ----
 
 BOX_WIDTH, BOX_HEIGHT, PITCH = 98, 38, 66
-EVERYWHERE = "errors"  # imports nothing and is imported at will: not drawn
+EVERYWHERE = {"errors", "text"}  # import nothing and are imported at will: not drawn
 # From the left in pixels, from the top in rows, and what is in it.
 PLACES = {
     "cli": (234, 0, "parses, prints"),
@@ -115,7 +115,7 @@ def ends(arrows: list[tuple[str, str]]) -> Iterator[tuple[str, str, tuple[float,
 
 
 def drawn_arrows() -> list[tuple[str, str]]:
-    return [arrow for arrow in direct(ARROWS) if EVERYWHERE not in arrow]
+    return [arrow for arrow in direct(ARROWS) if not EVERYWHERE & set(arrow)]
 
 
 def packages() -> str:
@@ -135,7 +135,12 @@ def packages() -> str:
         body.append(text(x + BOX_WIDTH / 2, y + 31, note, "small middle"))
     height = 12 + 9 * PITCH + BOX_HEIGHT + 34
     body.append(
-        text(12, height - 12, "Blue: a folder. Others: one file. Left out: errors.py, which imports nothing.", "small")
+        text(
+            12,
+            height - 12,
+            "Blue: a folder. Others: one file. Left out: errors.py and text.py, which import nothing.",
+            "small",
+        )
     )
     return svg("The packages of gva and which imports which", height, body)
 

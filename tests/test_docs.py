@@ -31,7 +31,7 @@ def test_no_box_lies_on_another_and_no_arrow_runs_through_one():
     width, height = drawn["BOX_WIDTH"], drawn["BOX_HEIGHT"]
     corners = {part: drawn["corner"](part) for part in drawn["PLACES"]}
     boxes = {part: (x - 4, y - 4, x + width + 4, y + height + 4) for part, (x, y) in corners.items()}
-    assert set(boxes) == set(drawn["ARROWS"]) - {drawn["EVERYWHERE"]}, "say in docs/draw.py where it stands"
+    assert set(boxes) == set(drawn["ARROWS"]) - drawn["EVERYWHERE"], "say in docs/draw.py where it stands"
     for part, (left, top, right, bottom) in boxes.items():
         others = [box for other, box in boxes.items() if other != part]
         assert not any(left < b[2] and b[0] < right and top < b[3] and b[1] < bottom for b in others), part
