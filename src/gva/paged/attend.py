@@ -148,9 +148,8 @@ class Gathered:
 
     def attend(self, attention: Attention, pages: LayerPages, query: AnyQuery, row: Cached, out: Tensor) -> None:
         at = torch.arange(self.block_table.shape[1] * pages.page, device=out.device)
-        slots = self.block_table[:, at // pages.page].long() * pages.page + at % pages.page
         rotation = tables(attention.config, at[None], query.content.dtype) if attention.rotates_late else None
-        k, v = (x.transpose(1, 2) for x in attention.expand(pages.read(slots), rotation))
+        k, v = (x.transpose(1, 2) for x in attention.expand(pages.read_pages(self.block_table.long()), rotation))
         q = query.whole[:, :, None]
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
         seen = (at < self.seq_lens[:, None])[:, None, None]  # [B, 1, 1, T]; a row that sees nothing gives zeros

@@ -55,7 +55,13 @@ class LayerPages(NamedTuple):
 
     def read(self, slots: Tensor) -> tuple[Tensor, ...]:
         """The rows at slots, in the model's precision."""
-        at = slots // self.page, slots % self.page
+        return self._at((slots // self.page, slots % self.page))
+
+    def read_pages(self, numbers: Tensor) -> tuple[Tensor, ...]:
+        """The rows of whole pages [B, pages], side by side: [B, tokens, ...] each part."""
+        return tuple(part.flatten(1, 2) for part in self._at(numbers))
+
+    def _at(self, at: tuple[Tensor, Tensor] | Tensor) -> tuple[Tensor, ...]:
         row = tuple(part[at] for part in self.parts)
         if self.scales is not None:
             row = (row[0].float() * self.scales[at][..., None], *row[1:])
