@@ -40,18 +40,13 @@ def _data_prepare(arguments: argparse.Namespace) -> int:
     if arguments.tokenizer and not arguments.inputs and not arguments.dataset:
         raise ValueError("--tokenizer: the standard library is tokenised with a BPE of its own; give input files")
     if arguments.dataset:
+        shared |= {"config": arguments.dataset_config, "split": arguments.dataset_split}
         index = prepare.prepare_dataset(
-            arguments.dataset,
-            arguments.out,
-            config=arguments.dataset_config,
-            split=arguments.dataset_split,
-            max_documents=arguments.max_documents,
-            **shared,
+            arguments.dataset, arguments.out, max_documents=arguments.max_documents, **shared
         )
     elif arguments.inputs:
-        index = prepare.prepare_files(
-            arguments.inputs, arguments.out, valid=arguments.valid, workers=arguments.workers, **shared
-        )
+        shared |= {"valid": arguments.valid, "workers": arguments.workers}
+        index = prepare.prepare_files(arguments.inputs, arguments.out, **shared)
     else:
         index = prepare.prepare_standard_library(arguments.out, arguments.vocab_size or 2048)
     counts = ", ".join(f"{tokens:,} {split} tokens" for split, tokens in index["tokens"].items())

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
@@ -61,11 +62,11 @@ def prepare_files(
     kept = _settle_tokenizer(out, tokenizer, vocab_size, end, lambda: _texts(inputs, field), progress)
     jobs = [(path, "train", number) for number, path in enumerate(inputs)]
     jobs += [(path, "valid", number) for number, path in enumerate(valid or [])]
-    arguments = [(str(path), split, number, str(out), field, 0 if valid else hold_out) for path, split, number in jobs]
+    prepare = partial(_prepare_file, out, field, 0 if valid else hold_out)
     bar = tqdm(total=sum(path.stat().st_size for path, *_ in jobs), unit="B", unit_scale=True, disable=not progress)
     shards: list[Shard] = []
     with bar, _mapper(workers) as run_all:
-        for (path, *_), done in zip(jobs, run_all(_prepare_file, arguments), strict=True):
+        for (path, *_), done in zip(jobs, run_all(prepare, *zip(*jobs, strict=True)), strict=True):
             shards += done
             bar.update(path.stat().st_size)
     return _publish(out, shards, kept, provenance or {"inputs": [path.name for path in inputs]})
@@ -161,12 +162,11 @@ def _begin_worker(parent: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _prepare_file(arguments: tuple[str, str, int, str, str, int]) -> list[Shard]:
+def _prepare_file(out: Path, field: str, hold_out: int, path: Path, split: str, number: int) -> list[Shard]:
     """One input file; runs in a worker process."""
-    path, split, number, out, field, hold_out = arguments
-    tokenizer = load_tokenizer(Path(out) / "tokenizer")
-    source = {"file": Path(path).name, "sha256": _file_digest(Path(path)), "field": field}
-    return _write_splits(Path(out), number, read_documents(Path(path), field), tokenizer, source, split, hold_out)
+    tokenizer = load_tokenizer(out / "tokenizer")
+    source = {"file": path.name, "sha256": _file_digest(path), "field": field}
+    return _write_splits(out, number, read_documents(path, field), tokenizer, source, split, hold_out)
 
 
 def _write_splits(

@@ -37,16 +37,9 @@ def evaluate_with_harness(
         if data_dir is not None:  # only inside a group does a definition given here extend the stock one
             wanted = [{"group": "gva_local", "task": [_on_files(task, data_dir, limit) for task in tasks]}]
         # No seeds: nothing is drawn, and a caller's random state is not ours to set.
-        report = simple_evaluate(
-            model=wrapped,
-            tasks=wanted,
-            num_fewshot=0,
-            limit=limit or None,
-            task_manager=_stock_tasks(),
-            random_seed=None,
-            numpy_random_seed=None,
-            torch_random_seed=None,
-        )
+        seeds = dict.fromkeys(("random_seed", "numpy_random_seed", "torch_random_seed"))
+        how = {"num_fewshot": 0, "limit": limit or None, "task_manager": _stock_tasks(), **seeds}
+        report = simple_evaluate(model=wrapped, tasks=wanted, **how)
     return {task.name: _read(task, report) for task in tasks}
 
 
@@ -94,9 +87,8 @@ def _read(task: Task, report: dict[str, Any]) -> Scored:
     samples = sorted(report["samples"][task.name], key=lambda sample: sample["doc_id"])
     pairs = [[tuple(pair) for pair in sample["arguments"]] for sample in samples]
     found = [[float(answer[0]) for answer in sample["filtered_resps"]] for sample in samples]
-    result: dict[str, Any] = {}
-    for name in (name for metric in METRICS for name in (metric, f"{metric}_stderr")):
-        value = numbers.get(f"{name},none")  # its word for a metric without a filter; "N/A" where there is none
-        result[name] = float(value) if isinstance(value, float | int) else None
+    names = [name for metric in METRICS for name in (metric, f"{metric}_stderr")]
+    given = {name: numbers.get(f"{name},none") for name in names}  # its word for no filter; "N/A" where there is none
+    result = {name: float(value) if isinstance(value, float | int) else None for name, value in given.items()}
     chance = sum(1 / len(item) for item in pairs) / len(pairs)
     return Scored(result | {"chance": chance, "items": len(pairs)}, found, pairs)

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 
 from gva.data.batches import IGNORED
@@ -107,11 +108,8 @@ def model_losses(model: Any) -> Losses:
         scored = labels != IGNORED
         rows, targets = hidden[scored].split(HEAD_ROWS), labels[scored].split(HEAD_ROWS)
         lost = torch.zeros(labels.shape, dtype=torch.float32, device=labels.device)
-        lost[scored] = torch.cat([_cross_entropy(head(r), t) for r, t in zip(rows, targets, strict=True)])
+        pieces = zip(rows, targets, strict=True)
+        lost[scored] = torch.cat([cross_entropy(head(r).float(), t, reduction="none") for r, t in pieces])
         return lost
 
     return losses
-
-
-def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    return nn.functional.cross_entropy(logits.float(), targets, reduction="none")

@@ -238,16 +238,15 @@ def _told(results: Results) -> str:
     known = {name: change for name, change in changes.items() if change is not None and change.told_apart is not None}
     if not known:
         return ""
-    groups = {
-        "lower validation loss than": [n for n, c in known.items() if c.told_apart and c.mean < 0],
-        "higher validation loss than": [n for n, c in known.items() if c.told_apart and c.mean > 0],
-        "validation loss not told apart from that of": [n for n, c in known.items() if not c.told_apart],
+    said = {
+        "lower": "lower validation loss than",
+        "higher": "higher validation loss than",
+        "not told apart": "validation loss not told apart from that of",
     }
-    base = label(results.baseline)
     items = "".join(
-        f"<li><b>{escape(how)} {escape(base)}:</b> {escape(', '.join(label(n) for n in names))}</li>"
-        for how, names in groups.items()
-        if names
+        f"<li><b>{said[verdict]} {escape(label(results.baseline))}:</b> {escape(', '.join(names))}</li>"
+        for verdict in said
+        if (names := [label(name) for name, change in known.items() if tables.verdict(change) == verdict])
     )
     each = f"At 95% for each row by itself, not corrected for comparing {len(known)} rows." if len(known) > 1 else ""
     return f'<ul class="told">{items}</ul>' + (f'<p class="note">{each}</p>' if each else "")
