@@ -7,7 +7,7 @@ from train.runs import command, finish, kill_when
 
 
 def test_two_runs_in_one_folder_are_refused(tmp_path, data):
-    run = command(data, tmp_path, "--steps", "400")
+    run = command(data, tmp_path, "--steps", "100000")
     told = []
 
     def second():
