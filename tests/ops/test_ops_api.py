@@ -99,6 +99,7 @@ def test_importing_loads_torch_alone():
     assert run.stdout.strip() == "[]"
 
 
+@pytest.mark.compiles
 def test_compiles_as_one_graph():
     case = make_case([9, 20], poison=False)
     assert_compiles(case, lambda *q: ops.paged_attention(*q, *case.args[2:], impl="reference", return_lse=True))
