@@ -33,7 +33,9 @@ class Layer(SERVED):
     def __init__(self, fp8=False, pages=12):
         torch.nn.Module.__init__(self)
         self.local_row, self.dtype, self.fp8 = Row((Part(2, 32),), Part(1, 16, shared=True)), torch.float32, fp8
-        self.config = SimpleNamespace(content_dim=16, rope_dim=16, value_head_dim=32, score_dim=32)
+        self.config = SimpleNamespace(
+            content_dim=16, rope_dim=16, value_head_dim=32, score_dim=32, map_init="scale_matched"
+        )
         self.num_heads, self.scaling = H, 32**-0.5
         self.key_map = SimpleNamespace(weight=torch.randn(H, 16, 32) / 4)
         tokens = pages * BLOCK
