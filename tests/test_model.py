@@ -198,6 +198,20 @@ def test_packed_documents_train_with_gradient_checkpointing(variant):
         assert (grad - grads[1][name]).abs().max() < 1e-10, name
 
 
+def test_checkpointed_training_caches_nothing():
+    """A layer runs a second time for its gradient, and must not find its own tokens in a cache."""
+    model, ids, grads = tiny_model("gva-drope-16"), tokens(1, 12), []
+    model.train()
+    model.gradient_checkpointing_enable()
+    for options in ({"use_cache": False}, {}, {"past_key_values": DynamicCache()}):
+        model.zero_grad()
+        out = model(ids, labels=ids, **options)
+        assert out.past_key_values is None
+        out.loss.backward()
+        grads.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    assert all((other - grads[0]).abs().max() < 1e-10 for other in grads[1:])
+
+
 def test_packed_documents_may_fill_more_than_one_context():
     """200 tokens of 100-token documents: no position exceeds the context of 128."""
     model, ids = tiny_model("gva-drope-16"), tokens(1, 200)

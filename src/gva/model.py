@@ -148,8 +148,10 @@ class GvaModel(GvaPreTrainedModel):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
+        if self.gradient_checkpointing and self.training:  # a layer that runs twice would cache its tokens twice
+            use_cache, past_key_values = False, None
         held = past_key_values
-        if use_cache and held is None and not (self.gradient_checkpointing and self.training):
+        if use_cache and held is None:
             past_key_values = DynamicCache(config=self.config)
         capacity = self._check_cache(held, inputs_embeds.shape[1])
         past = 0 if held is None else held.get_seq_length()
