@@ -21,7 +21,6 @@ from vllm.sequence import IntermediateTensors  # noqa: E402
 
 from gva.attention.rope import Rotation, frequencies  # noqa: E402
 from gva.serve.attention import JointProjection, build  # noqa: E402
-from gva.serve.roomy import roomy  # noqa: E402
 
 
 class DecoderLayer(nn.Module):
@@ -104,7 +103,7 @@ class GvaForCausalLM(nn.Module):
         intermediate_tensors: IntermediateTensors | None = None,
         inputs_embeds: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        return roomy(self.model, input_ids, positions, intermediate_tensors, inputs_embeds)
+        return self.model(input_ids, positions, intermediate_tensors, inputs_embeds)
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
         return self.logits_processor(self.lm_head, hidden_states)
