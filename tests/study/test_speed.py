@@ -167,7 +167,8 @@ def test_a_comparison_on_a_gpu_finds_how_fast_its_rows_decode(tmp_path, data):
         assert row["gpu"] == torch.cuda.get_device_name()
         assert (row["batch"], row["context"]) == ("1024", "256")
         assert float(row["beside_gib"]) > held.nbytes / 2**30
-    assert found["gva-drope-16"]["attention"] == "triton"
+    hopper = torch.cuda.get_device_capability() == (9, 0)  # its kernel reads rows, which many sequences have
+    assert found["gva-drope-16"]["attention"] == ("cuda" if hopper else "triton")
     told = (tmp_path / "report" / "report.md").read_text()
     assert "## Decode speed" in told
     assert "Other processes held memory of the GPU" in told
