@@ -54,7 +54,7 @@ def text(x: float, y: float, words: str, kind: str = "") -> str:
 # ---- the packages ----
 
 BOX_WIDTH, BOX_HEIGHT, PITCH = 98, 38, 66
-EVERYWHERE = {"errors", "text"}  # import nothing and are imported at will: not drawn
+EVERYWHERE = {"errors", "text", "presets"}  # import nothing, and whoever wants may import them: not drawn
 # From the left in pixels, from the top in rows, and what is in it.
 PLACES = {
     "cli": (234, 0, "parses, prints"),
@@ -67,7 +67,7 @@ PLACES = {
     "cost": (322, 4, "counts"),
     "model": (218, 5, "HuggingFace's"),
     "paged": (54, 5, "pages, decode"),
-    "config": (202, 6, "sizes, presets"),
+    "config": (202, 6, "sizes, layers"),
     "diagnostics": (358, 6, "looks inside"),
     "caches": (326, 7, "transformers'"),
     "weights": (0, 7, "their files"),

@@ -26,6 +26,7 @@ class SideBySide:
     form           'expanded', 'absorbed', or None: the cheaper one
     key_rotation   of every slot of the cache, for keys that rotate late
     options        for transformers' kernels
+    kernel         the name of one of them; None: the one that the attention's config names
     """
 
     mask: Tensor | None = None
@@ -33,16 +34,18 @@ class SideBySide:
     form: str | None = None
     key_rotation: Rotation | None = None
     options: dict[str, Any] = field(default_factory=dict)
+    kernel: str | None = None
 
     def __call__(self, attention: Attention, query: Query, row: Cached) -> tuple[Tensor, Tensor | None]:
         form = attention.choose_form(self.form, self.cache is not None, query.content.shape[1])
         held = row if self.cache is None else update(self.cache, attention, row)
+        kernel = self.kernel or attention.config._attn_implementation
         if form == "expanded":
             k, v = attention.expand(held, self.key_rotation)
-            return attend(attention, query.whole, k, v, self.mask, self.options)
+            return attend(attention, query.whole, k, v, self.mask, self.options, kernel)
         state, k_rope = held
         q = Query(attention.absorb(query.content), query.rope).whole
-        attended, weights = attend(attention, q, join(state, k_rope), state, self.mask, self.options)
+        attended, weights = attend(attention, q, join(state, k_rope), state, self.mask, self.options, kernel)
         return attention.values_of(attended), weights
 
 
@@ -100,9 +103,15 @@ class KernelCall:
 
 
 def attend(
-    attention: Attention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: dict[str, Any]
+    attention: Attention,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    options: dict[str, Any],
+    name: str | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """softmax(q k^T * scaling) v through the backend the config names.
+    """softmax(q k^T * scaling) v through the backend of this name.
 
     q [B, S, H, d_qk], k [B, T, H or G, d_qk], v [B, T, H or G, w] -> [B, S, H, w], and the weights if there are any.
     """
@@ -110,7 +119,6 @@ def attend(
     heads, kept = q.shape[1], v.shape[1]
     if k.shape[1] != kept:  # keys per head, values per group: kernels want as many of one as of the other
         k, v, kept = repeat_heads(k, heads), repeat_heads(v, heads), heads
-    name = attention.config._attn_implementation
     # One query token: the heads of a group become the query rows of one head, and nothing is repeated.
     fold = q.shape[2] == 1 and kept < heads and name in ("sdpa", "eager")
     if fold:

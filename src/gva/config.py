@@ -1,12 +1,13 @@
-"""GvaConfig: one model, every attention. It fills in what it can derive, validates itself, knows the presets.
+"""GvaConfig: one model, every attention. It fills in what it can derive and validates itself.
 
 Symbols: H = num_attention_heads, G = num_value_groups, R = H / G, d_h = value_head_dim, d_r = rope_dim,
 d_n the width of a content key, d_c = latent_dim.
 """
 
 import copy
+import math
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -14,64 +15,9 @@ from transformers import PreTrainedConfig
 
 from gva.attention import Row, choices, class_of, names
 from gva.errors import check, check_choice, nearest
+from gva.presets import PRESETS, VARIANTS
 
-ROPE_TYPES = ("default", "linear", "yarn")
-
-# The paper's rows and more. A variant says how keys come about; a preset says how large the model is.
-VARIANTS: dict[str, dict[str, Any]] = {
-    "mha": {"attention": "mha"},
-    "mqa": {"attention": "mqa"},
-    "gqa": {"attention": "gqa"},
-    "mla": {"attention": "mla", "rope_dim": 16},
-    "shared-kv": {"attention": "shared_kv"},
-    "shared-kv-qnorm": {"attention": "shared_kv", "query_norm": True},
-    "gva-baseline": {"attention": "gva", "positional": "rope", "map_init": "standard"},
-    "gva-scale-matched": {
-        "attention": "gva",
-        "positional": "rope",
-        "map_init": "scale_matched",
-        "query_norm": True,
-    },
-    "gva-variance-fixed": {"attention": "gva", "positional": "rope", "map_init": "scale_matched"},
-    "gva-drope-24": {"attention": "gva", "positional": "decoupled", "rope_dim": 24},
-    "gva-drope-16": {"attention": "gva", "positional": "decoupled", "rope_dim": 16},
-    "gta": {"attention": "gta"},
-}
-
-# Our choices where the paper is silent: the depth, width and vocabulary of the 350M model (chosen so that
-# GQA has about 341M parameters and d_r = 16 and 24 save the paper's 47% and 45%), its context, RoPE base 10000.
-PRESETS: dict[str, dict[str, Any]] = {
-    "demo": {
-        "vocab_size": 2048,
-        "hidden_size": 128,
-        "intermediate_size": 352,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_value_groups": 2,
-        "value_head_dim": 32,
-        "max_position_embeddings": 256,
-    },
-    "small": {
-        "vocab_size": 16384,
-        "hidden_size": 512,
-        "intermediate_size": 1408,
-        "num_hidden_layers": 8,
-        "num_attention_heads": 8,
-        "num_value_groups": 2,
-        "value_head_dim": 64,
-        "max_position_embeddings": 1024,
-    },
-    "paper-350m": {
-        "vocab_size": 50304,
-        "hidden_size": 1024,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 16,
-        "num_value_groups": 4,
-        "value_head_dim": 64,
-        "max_position_embeddings": 2048,
-    },
-}
+ROPE_TYPES = ("default", "linear", "yarn", "llama3")
 
 # What a change of variant resets; everything else is the size of the model and stays.
 VARIANT_FIELDS = (
@@ -82,6 +28,21 @@ VARIANT_FIELDS = (
     "map_init",
     "query_norm",
     "latent_dim",
+    "latent_norm",
+    "rope_frequencies",
+    "score_scale",
+    "layers",
+)
+
+# What a layer may have otherwise than its model: all that its attention alone looks at. The heads are the model's.
+LAYER_FIELDS = (
+    *(name for name in VARIANT_FIELDS if name != "layers"),
+    "num_value_groups",
+    "value_head_dim",
+    "rope_theta",
+    "rope_parameters",
+    "qkv_bias",
+    "output_bias",
 )
 
 # Arguments that transformers takes besides the fields of a config, or writes into a config.json.
@@ -128,8 +89,14 @@ class GvaConfig(PreTrainedConfig):
         'additive' puts it beside (d_n = d_h; gva only).
     map_init: 'scale_matched' or 'standard' start of the maps M_h, or 'none': no maps, values are keys (gva only).
     query_norm: RMSNorm over each whole query head, one gain shared by the heads.
-    latent_dim: d_c of mla, by default G d_h.
-    rope_parameters: as transformers has them, of type default, linear or yarn; rope_theta is the shortcut.
+    latent_dim: d_c of mla, by default G d_h. latent_norm: False leaves out the norm of the latent.
+    rope_parameters: as transformers has them, of type default, linear, yarn or llama3; rope_theta is the shortcut.
+    rope_frequencies: the angle per position of each rotated pair, instead of what rope_parameters would give.
+    score_scale: what scores are multiplied by, instead of 1 / sqrt(d_qk).
+    qkv_bias, output_bias, mlp_bias: a bias on every projection of an attention's input, on its output, in the
+        feed-forward.
+    layers: what single layers have otherwise, {number: {field: value}}, of LAYER_FIELDS; another attention or
+        positional begins from its own defaults. `layer(i)` is the config of layer i.
     """
 
     model_type = "gva"
@@ -155,6 +122,13 @@ class GvaConfig(PreTrainedConfig):
     map_init: str | None = None
     query_norm: bool = False
     latent_dim: int | None = None
+    latent_norm: bool = True
+    rope_frequencies: list[float] | None = None
+    score_scale: float | None = None
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    layers: dict | None = None
     rms_norm_eps: float = 1e-6
     initializer_range: float = 0.02
     use_cache: bool = True
@@ -167,9 +141,12 @@ class GvaConfig(PreTrainedConfig):
         for name in kwargs:
             if name not in known:
                 raise TypeError(f"GvaConfig has no field {name!r}{nearest(name, known)}")
+        if kwargs.get("per_layer_config"):  # of transformers: it would neither be resolved nor checked
+            raise TypeError("per_layer_config: GvaConfig has `layers` for what single layers have otherwise")
         self._check_types()
         self._resolve_attention()
         self._resolve_rope(kwargs.pop("rope_scaling", None))
+        self._resolve_layers()
         self.base_model_tp_plan = tensor_parallel_plan(self)
         super().__post_init__(**kwargs)
         check_choice("rope_parameters['rope_type']", self.rope_parameters["rope_type"], ROPE_TYPES)
@@ -181,8 +158,11 @@ class GvaConfig(PreTrainedConfig):
     # ---- resolution and validation ----
 
     def _check_types(self) -> None:
-        for name in ("query_norm", "tie_word_embeddings", "use_cache"):
+        biases = ("qkv_bias", "output_bias", "mlp_bias")
+        for name in ("query_norm", "tie_word_embeddings", "use_cache", "latent_norm", *biases):
             check(isinstance(getattr(self, name), bool), name, getattr(self, name), "must be True or False")
+        scale = self.score_scale
+        check(scale is None or (_is_number(scale) and scale > 0), "score_scale", scale, "must be positive")
         for name in (
             "vocab_size",
             "hidden_size",
@@ -223,6 +203,8 @@ class GvaConfig(PreTrainedConfig):
         for name, why in _OPTIONAL.items():
             if name not in chosen.fields:
                 self._refuse(name, why)
+        latent = "latent_dim" in chosen.fields
+        check(self.latent_norm or latent, "latent_norm", self.latent_norm, _OPTIONAL["latent_dim"])
         chosen.settle(self)
         self._resolve_slice(chosen.allocations)
 
@@ -261,6 +243,48 @@ class GvaConfig(PreTrainedConfig):
         self.rope_theta = 10000.0 if given is None else float(given)
         check(self.rope_theta > 0, "rope_theta", given, "must be positive")
         self.rope_parameters = {**parameters, "rope_theta": self.rope_theta}
+        if self.rope_frequencies is not None:
+            self._check_frequencies()
+
+    def _check_frequencies(self) -> None:
+        given, pairs = self.rope_frequencies, self.rotated_dim // 2
+        fine = isinstance(given, list | tuple) and all(_is_number(f) and f >= 0 for f in given)
+        check(fine, "rope_frequencies", given, "must be a list of numbers, none of them negative")
+        assert given is not None
+        check(len(given) == pairs, "rope_frequencies", given, f"{len(given)} numbers for {pairs} rotated pairs")
+        late = "keys that are rebuilt and rotated at every step follow rope_parameters alone"
+        check(not self.rotates_late, "rope_frequencies", given, late)
+        self.rope_frequencies = [float(f) for f in given]
+
+    def _resolve_layers(self) -> None:
+        """Overrides under the numbers of their layers as JSON has them, each resolved and checked as a whole config."""
+        check(self.layers is None or isinstance(self.layers, Mapping), "layers", self.layers, "must be a mapping")
+        given, self.layers = self.layers or {}, None
+        resolved = {}
+        for index, overrides in given.items():
+            last = self.num_hidden_layers - 1
+            number = int(index) if str(index).isdecimal() else -1
+            check(0 <= number <= last, "layers", index, f"must be the number of a layer, 0 to {last}")
+            check(isinstance(overrides, Mapping), f"layers[{number}]", overrides, "must be a mapping of fields")
+            for name in overrides:
+                check_choice(f"layers[{number}]", name, LAYER_FIELDS)
+            try:
+                layer = self._with_overrides(overrides)
+            except (ValueError, TypeError) as error:
+                raise type(error)(f"layers[{number}]: {error}") from None
+            if overrides:
+                resolved[number] = {name: getattr(layer, name) for name in overrides}
+        self.layers = {str(number): resolved[number] for number in sorted(resolved)} or None
+
+    def _with_overrides(self, overrides: Mapping[str, Any]) -> "GvaConfig":
+        """This config with some fields replaced; another attention, or positional, begins from its own defaults."""
+        own = {name: getattr(self, name) for name in own_fields() if name != "layers"}
+        if {"attention", "positional"} & set(overrides):
+            attention = overrides.get("attention", self.attention)
+            check_choice("attention", attention, names())
+            own = {name: value for name, value in own.items() if name not in VARIANT_FIELDS}
+            own = _fit_groups({**own, "attention": attention}, attention)
+        return GvaConfig(**_overridden(own, dict(overrides)))
 
     def _refuse(self, name: str, why: str) -> None:
         value = getattr(self, name)
@@ -286,13 +310,18 @@ class GvaConfig(PreTrainedConfig):
         return self.content_dim + (self.rope_dim or 0)
 
     @property
+    def scaling(self) -> float:
+        """What scores are multiplied by, in both forms."""
+        return self.score_dim**-0.5 if self.score_scale is None else self.score_scale
+
+    @property
     def rotated_dim(self) -> int:
         """How many dimensions of a head RoPE turns."""
         return self.rope_dim or self.value_head_dim
 
     @property
     def row(self) -> Row:
-        """What is cached of a token in each layer."""
+        """What is cached of a token in each layer that `layers` leaves alone."""
         return class_of(self).row(self)
 
     @property
@@ -305,6 +334,17 @@ class GvaConfig(PreTrainedConfig):
         """Whether the cache is V alone, keys being rebuilt and rotated at each step."""
         return class_of(self).rotates_late
 
+    # ---- layers ----
+
+    def layer(self, index: int) -> "GvaConfig":
+        """What layer `index` is built from: this config, or one of its own where `layers` says so."""
+        overrides = (self.layers or {}).get(str(index))
+        return self if overrides is None else self._with_overrides(overrides)
+
+    @property
+    def layer_configs(self) -> list["GvaConfig"]:
+        return [self.layer(index) for index in range(self.num_hidden_layers)]
+
     # ---- presets, variants, foreign configs ----
 
     @classmethod
@@ -312,14 +352,14 @@ class GvaConfig(PreTrainedConfig):
         """A preset size with a variant's attention; further fields override both."""
         check_choice("preset", name, PRESETS)
         check_choice("variant", variant, VARIANTS)
-        return cls(**{**_fit_groups(PRESETS[name], variant), **VARIANTS[variant], **overrides})
+        return cls(**{**_fit_groups(PRESETS[name], VARIANTS[variant]["attention"]), **VARIANTS[variant], **overrides})
 
     def with_variant(self, variant: str, **overrides: Any) -> "GvaConfig":
         """The same size with another variant's attention."""
         check_choice("variant", variant, VARIANTS)
-        names = [f.name for f in fields(GvaConfig) if f.name not in {f.name for f in fields(PreTrainedConfig)}]
-        size = {name: getattr(self, name) for name in names if name not in VARIANT_FIELDS}
-        return GvaConfig(**_overridden({**_fit_groups(size, variant), **VARIANTS[variant]}, overrides))
+        size = {name: getattr(self, name) for name in own_fields() if name not in VARIANT_FIELDS}
+        size = _fit_groups(size, VARIANTS[variant]["attention"])
+        return GvaConfig(**_overridden({**size, **VARIANTS[variant]}, overrides))
 
     @classmethod
     def from_llama_like(cls, source: dict[str, Any]) -> "GvaConfig":
@@ -389,31 +429,41 @@ def known_fields() -> set[str]:
     return {f.name for f in fields(GvaConfig)} | _TRANSFORMERS_EXTRAS
 
 
+def own_fields() -> list[str]:
+    """The names of our own fields."""
+    theirs = {f.name for f in fields(PreTrainedConfig)}
+    return [f.name for f in fields(GvaConfig) if f.name not in theirs]
+
+
 def refuse_misspelt(arguments: Iterable[str]) -> None:
     """Raise TypeError for a keyword that is close to one of our fields but is none. Others are transformers' own."""
-    ours = {f.name for f in fields(GvaConfig)} - {f.name for f in fields(PreTrainedConfig)}
     for name in arguments:
-        if name not in known_fields() and (hint := nearest(name, ours, cutoff=0.8)):
+        if name not in known_fields() and (hint := nearest(name, own_fields(), cutoff=0.8)):
             raise TypeError(f"GvaConfig has no field {name!r}{hint}")
 
 
 def check_ranks(config: GvaConfig, ranks: int) -> None:
     """Refuse tensor parallelism that would cut a head or a group in two."""
-    H, G = config.num_attention_heads, config.num_value_groups
+    H = config.num_attention_heads
     check(H % ranks == 0, "num_attention_heads", H, f"cannot be split over {ranks} tensor-parallel ranks")
-    whole = all(part.shared or part.heads % ranks == 0 for part in config.row.parts)
-    check(whole, "num_value_groups", G, f"cannot be split over {ranks} tensor-parallel ranks; use at most {G}")
+    for layer in config.layer_configs:
+        G, whole = layer.num_value_groups, all(part.shared or part.heads % ranks == 0 for part in layer.row.parts)
+        check(whole, "num_value_groups", G, f"cannot be split over {ranks} tensor-parallel ranks; use at most {G}")
 
 
 def tensor_parallel_plan(config: GvaConfig) -> dict[str, str]:
-    """How transformers shards each projection: heads and groups split, what all heads share replicated."""
-    shared, chosen = "replicated_with_grad_allreduce", class_of(config)
-    styles = {name: shared if part.shared else "colwise" for name, part in chosen.projections(config).items()}
-    styles |= dict.fromkeys(chosen.maps(config), "colwise") | dict.fromkeys((*chosen.norms(config), "q_norm"), shared)
-    layer = {f"self_attn.{name}": style for name, style in styles.items()}
-    layer |= {"self_attn.q_proj": "colwise", "self_attn.o_proj": "rowwise"}
-    layer |= {"mlp.gate_proj": "colwise", "mlp.up_proj": "colwise", "mlp.down_proj": "rowwise"}
-    return {f"layers.*.{name}": style for name, style in layer.items()}
+    """How transformers shards each projection: heads and groups split, what all heads share replicated. One plan serves
+    all layers: a name is sharded alike wherever it appears."""
+    shared = "replicated_with_grad_allreduce"
+    styles: dict[str, str] = {}
+    for layer in config.layer_configs:
+        chosen = class_of(layer)
+        styles |= {name: shared if part.shared else "colwise" for name, part in chosen.projections(layer).items()}
+        styles |= dict.fromkeys(chosen.maps(layer), "colwise") | dict.fromkeys((*chosen.norms(layer), "q_norm"), shared)
+    plan = {f"self_attn.{name}": style for name, style in styles.items()}
+    plan |= {"self_attn.q_proj": "colwise", "self_attn.o_proj": "rowwise"}
+    plan |= {"mlp.gate_proj": "colwise", "mlp.up_proj": "colwise", "mlp.down_proj": "rowwise"}
+    return {f"layers.*.{name}": style for name, style in plan.items()}
 
 
 def _overridden(base: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
@@ -426,11 +476,15 @@ def _overridden(base: dict[str, Any], overrides: dict[str, Any]) -> dict[str, An
     return {**base, **overrides}
 
 
-def _fit_groups(size: dict[str, Any], variant: str) -> dict[str, Any]:
+def _fit_groups(size: dict[str, Any], attention: str) -> dict[str, Any]:
     """mha and mqa have as many groups as their name says, whatever the size asks for."""
-    (chosen, *_) = choices(VARIANTS[variant]["attention"])
+    (chosen, *_) = choices(attention)
     fixed = chosen.fixed_groups(size["num_attention_heads"])
     return size if fixed is None else {**size, "num_value_groups": fixed}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _check_positive(name: str, value: Any) -> None:

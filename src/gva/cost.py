@@ -17,12 +17,14 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
 SIZE_UNITS = {"GiB": 2**30, "MiB": 2**20, "TiB": 2**40, "GB": 10**9, "MB": 10**6, "TB": 10**12, "B": 1}
 
 
-def cache_scalars_per_token_per_layer(config: Any) -> int:
-    return config.row.scalars
+def cache_scalars_per_token_per_layer(config: Any) -> float:
+    """The mean over layers, a whole number where they are alike."""
+    total = sum(layer.row.scalars for layer in config.layer_configs)
+    return total / config.num_hidden_layers if total % config.num_hidden_layers else total // config.num_hidden_layers
 
 
 def cache_row_bytes(config: Any, dtype: str = "bfloat16") -> int:
-    """Bytes per token and layer.
+    """Bytes per token of one layer, whose config this is.
 
     fp8 keeps the positional slice in bfloat16 and adds one float32 scale per token and group (one for MLA's
     latent), the row padded to 16 bytes; without a slice it is FlashAttention's format, e4m3 with scales outside the
@@ -40,15 +42,19 @@ def cache_row_bytes(config: Any, dtype: str = "bfloat16") -> int:
 
 def cache_bytes_per_token(config: Any, dtype: str = "bfloat16") -> int:
     """Bytes per token over all layers."""
-    return config.num_hidden_layers * cache_row_bytes(config, dtype)
+    return sum(cache_row_bytes(layer, dtype) for layer in config.layer_configs)
 
 
 def attention_parameters(config: Any) -> dict[str, int]:
-    """Weights of one attention, by the names of its projections, maps and norms."""
+    """Weights of one layer's attention, whose config this is, by the names of projections, biases, maps and norms."""
     hidden, H, chosen = config.hidden_size, config.num_attention_heads, class_of(config)
-    parts = {"q_proj": hidden * H * config.score_dim, "o_proj": H * config.value_head_dim * hidden}
-    parts |= {name: hidden * part.size for name, part in chosen.projections(config).items()}
+    outputs = {"q_proj": H * config.score_dim}
+    outputs |= {name: part.size for name, part in chosen.projections(config).items()}
+    parts = {name: hidden * width for name, width in outputs.items()}
+    parts["o_proj"] = H * config.value_head_dim * hidden
     parts |= {name: H * width * inner for name, (width, inner) in chosen.maps(config).items()}
+    parts |= {f"{name}.bias": width for name, width in outputs.items() if config.qkv_bias}
+    parts |= {"o_proj.bias": hidden} if config.output_bias else {}
     return parts | chosen.norms(config)
 
 
@@ -56,10 +62,11 @@ def parameters(config: Any) -> dict[str, int]:
     """Parameters by part, and their total; a tied embedding is counted once."""
     layers, hidden = config.num_hidden_layers, config.hidden_size
     table = config.vocab_size * hidden
+    biases = layers * (2 * config.intermediate_size + hidden) if config.mlp_bias else 0
     parts = {
         "embedding": table,
-        "attention": layers * sum(attention_parameters(config).values()),
-        "feed_forward": layers * 3 * hidden * config.intermediate_size,
+        "attention": sum(sum(attention_parameters(layer).values()) for layer in config.layer_configs),
+        "feed_forward": layers * 3 * hidden * config.intermediate_size + biases,
         "norms": (2 * layers + 1) * hidden,
         "lm_head": 0 if config.tie_word_embeddings else table,
     }
@@ -94,12 +101,12 @@ def decode_step(
     check_choice("dtype", dtype, ("float32", "bfloat16", "float16"))
     check(batch > 0, "batch", batch, "must be positive")
     check(context > 0, "context", context, "must be positive")
-    weights, layers, chosen = parameters(config), config.num_hidden_layers, class_of(config)
-    score, value = chosen.decode_widths(config)
-    matrices = {name: size for name, size in attention_parameters(config).items() if not name.endswith("_norm")}
-    rebuilding = sum(matrices.pop(name) for name in chosen.maps(config)) if chosen.rotates_late else 0
-    per_cached_token = layers * (config.num_attention_heads * (score + value) + rebuilding)
-    per_new_token = layers * sum(matrices.values()) + weights["feed_forward"] + config.vocab_size * config.hidden_size
+    weights, hidden = parameters(config), config.hidden_size
+    per_new_token = hidden * (3 * config.num_hidden_layers * config.intermediate_size + config.vocab_size)
+    per_cached_token = 0
+    for layer in config.layer_configs:
+        new, cached = _multiplications(layer)
+        per_new_token, per_cached_token = per_new_token + new, per_cached_token + cached
     read = weights["total"] - (0 if config.tie_word_embeddings else weights["embedding"])
     return DecodeStep(
         flops=2 * batch * (per_new_token + per_cached_token * context),
@@ -108,9 +115,18 @@ def decode_step(
     )
 
 
+def _multiplications(config: Any) -> tuple[int, int]:
+    """Of one layer's attention in a decode step: per new token, and per cached one."""
+    chosen = class_of(config)
+    sizes = {k: v for k, v in attention_parameters(config).items() if not k.endswith(("_norm", ".bias"))}
+    rebuilding = sum(sizes.pop(name) for name in chosen.maps(config)) if chosen.rotates_late else 0
+    return sum(sizes.values()), config.num_attention_heads * sum(chosen.decode_widths(config)) + rebuilding
+
+
 def train_flops_per_token(config: Any, length: int) -> float:
     """The usual count for MFU: 6 per parameter (a tied embedding once) and 6 L H d_h T of causal attention."""
-    attention = config.num_hidden_layers * config.num_attention_heads * config.value_head_dim * length
+    widths = sum(layer.value_head_dim for layer in config.layer_configs)
+    attention = config.num_attention_heads * widths * length
     return 6 * parameters(config)["total"] + 6 * attention
 
 
@@ -135,7 +151,7 @@ def table(
     """One row per variant of the config's size; savings are against `gqa` with as many groups as the config."""
     check(batch > 0, "batch", batch, "must be positive")
     rows = []
-    gqa = cache_row_bytes(config.with_variant("gqa"), cache_dtype or dtype)
+    gqa = cache_bytes_per_token(config.with_variant("gqa"), cache_dtype or dtype)
     for variant in variants:
         try:
             alternative = config.with_variant(variant)
@@ -143,13 +159,13 @@ def table(
             nothing = dict.fromkeys(("cache_scalars_per_token_per_layer", "cache_bytes_per_token", "parameters"))
             rows.append({"variant": variant, **nothing, "error": str(error)})
             continue
-        row_bytes = cache_row_bytes(alternative, cache_dtype or dtype)
+        cached = cache_bytes_per_token(alternative, cache_dtype or dtype)
         row: dict[str, Any] = {
             "variant": variant,
             "num_value_groups": alternative.num_value_groups,
             "cache_scalars_per_token_per_layer": cache_scalars_per_token_per_layer(alternative),
-            "cache_bytes_per_token": cache_bytes_per_token(alternative, cache_dtype or dtype),
-            "cache_saved_against_gqa": 1 - row_bytes / gqa,
+            "cache_bytes_per_token": cached,
+            "cache_saved_against_gqa": 1 - cached / gqa,
             "parameters": parameters(alternative)["total"],
             "parameters_by_part": parameters(alternative),
         }

@@ -1,6 +1,8 @@
 """The HuggingFace model: a pre-norm decoder with SwiGLU, whose attention is a choice in the config."""
 
 import os
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,7 +26,7 @@ from transformers.utils.output_capturing import capture_outputs
 from gva.attention import Attention, RMSNorm, build
 from gva.attention.base import Attend
 from gva.attention.init import draw, weight_std
-from gva.attention.rope import Rotation, tables
+from gva.attention.rope import Rotation, Turns
 from gva.caches import SideBySide
 from gva.config import GvaConfig, check_ranks, refuse_misspelt
 from gva.weights import replacing, verify_folder
@@ -33,9 +35,9 @@ from gva.weights import replacing, verify_folder
 class FeedForward(nn.Module):
     def __init__(self, config: GvaConfig) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
@@ -44,7 +46,7 @@ class FeedForward(nn.Module):
 class DecoderLayer(GradientCheckpointingLayer):
     def __init__(self, config: GvaConfig, layer_idx: int) -> None:
         super().__init__()
-        self.self_attn = build(config, layer_idx)
+        self.self_attn = build(config.layer(layer_idx), layer_idx)
         self.mlp = FeedForward(config)
         self.input_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
@@ -75,6 +77,7 @@ class GvaPreTrainedModel(PreTrainedModel):
         # Taken before any module is built: torch draws weights of its own there, as many as the variant has.
         self._init_seed = int(torch.randint(2**62, (), device="cpu"))
         self._init_names: dict[int, str] = {}
+        self._init_configs: dict[int, GvaConfig] = {}
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -86,10 +89,14 @@ class GvaPreTrainedModel(PreTrainedModel):
                 return
             if id(module) not in self._init_names:  # at first, and in a copy of a model
                 self._init_names = {id(m): name for name, m in self.named_modules()}
+                attentions = [m for m in self.modules() if isinstance(m, Attention)]
+                self._init_configs = {id(m): attention.config for attention in attentions for m in attention.modules()}
             # A module that is not in the model yet (resized embeddings) has no name; its class stands in.
             name = self._init_names.get(id(module), type(module).__name__)
-            std = weight_std(self.config, name.rsplit(".", 1)[-1])
+            std = weight_std(self._init_configs.get(id(module), self.config), name.rsplit(".", 1)[-1])
             hf_init.copy_(module.weight, draw(self._init_seed, name, module.weight, std))
+            if getattr(module, "bias", None) is not None:
+                hf_init.zeros_(module.bias)
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
@@ -168,21 +175,26 @@ class GvaModel(GvaPreTrainedModel):
             position_ids=position_ids,  # only the caller's: looking for documents in them waits for the device
         )
         position_ids = slots if position_ids is None else position_ids
-        # Keys rebuilt from cached values are rotated by cache slot, so their queries must be too.
-        by_slot = self.config.rotates_late and past_key_values is not None
-        rotation = tables(self.config, slots if by_slot else position_ids, inputs_embeds.dtype)
-        key_rotation = rotation
-        if by_slot:
-            held_slots = capacity if capacity > 0 else past + inputs_embeds.shape[1]
-            every_slot = torch.arange(held_slots, device=inputs_embeds.device)[None]
-            key_rotation = tables(self.config, every_slot, inputs_embeds.dtype)
-        attend = SideBySide(mask, past_key_values, attention_form, key_rotation, kwargs)
-        hidden_states = self.run_layers(inputs_embeds, rotation, attend)
+        attend = SideBySide(mask, past_key_values, attention_form, None, kwargs, self.config._attn_implementation)
+        attentions: list[Any] = [layer.self_attn for layer in self.layers]
+        turns = Turns([attention.config for attention in attentions], inputs_embeds.device, inputs_embeds.dtype)
+        rotations, attends = turns.tables(position_ids), [attend] * len(attentions)
+        late = [attention.rotates_late for attention in attentions]
+        if any(late):
+            of_queries = of_keys = rotations
+            if past_key_values is not None:
+                # Keys rebuilt from cached values are rotated by cache slot, so their queries must be too.
+                held_slots = capacity if capacity > 0 else past + inputs_embeds.shape[1]
+                every_slot = torch.arange(held_slots, device=inputs_embeds.device)[None]
+                of_queries, of_keys = turns.tables(slots), turns.tables(every_slot)
+            attends = [replace(attend, key_rotation=of_keys[i]) if late[i] else attend for i in range(len(late))]
+            rotations = [of_queries[i] if late[i] else rotations[i] for i in range(len(late))]
+        hidden_states = self.run_layers(inputs_embeds, rotations, attends)
         return BaseModelOutputWithPast(last_hidden_state=hidden_states, past_key_values=past_key_values)
 
-    def run_layers(self, hidden_states: Tensor, rotation: Rotation, attend: Attend) -> Tensor:
+    def run_layers(self, hidden_states: Tensor, rotations: list[Rotation], attends: Sequence[Attend]) -> Tensor:
         """All layers and the last norm: what may be compiled as one, the mask having been decided outside."""
-        for layer in self.layers:
+        for layer, rotation, attend in zip(self.layers, rotations, attends, strict=True):
             hidden_states = layer(hidden_states, rotation, attend)
         return self.norm(hidden_states)
 

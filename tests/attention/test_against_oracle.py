@@ -10,7 +10,7 @@ from gva.attention import build
 from gva.attention.rope import tables
 from gva.caches import SideBySide
 from models import DECOUPLED, tiny_config
-from oracle import attend_all, decode_gva
+from oracle import attend_all, decode_gva, project
 
 T = 13
 
@@ -49,12 +49,14 @@ def expected(config, x, weights):
         "d_r": d_r,
         "theta": config.rope_theta,
         "q_gain": weights.get("q_norm"),
+        "scale": config.score_scale,
+        "frequencies": config.rope_frequencies,
     }
     if kind == "gva" and d_r:
         out = decode_gva(x[0].numpy(), weights, **arguments)
     else:
         out = attend_all(x[0].numpy(), weights, kind=kind, **arguments)
-    return out @ weights["o_proj"]
+    return project(out, weights, "o_proj")
 
 
 @pytest.mark.parametrize("cached", [False, True], ids=["whole", "step-by-step"])
@@ -73,6 +75,36 @@ def test_both_forms_equal_numpy(variant, form):
     module, weights = module_and_weights(config)
     x = torch.randn(1, T, config.hidden_size, dtype=torch.float64)
     np.testing.assert_allclose(run(module, config, x, form), expected(config, x, weights), rtol=0, atol=1e-10)
+
+
+SOURCES = {  # what a converted model takes over from its source
+    "frequencies": {"rope_frequencies": [1.0, 0.3, 0.3, 0.1, 0.01, 0.01, 0.0, 2e-4]},
+    "scale": {"score_scale": 0.11},
+    "input-bias": {"qkv_bias": True},
+    "output-bias": {"output_bias": True},
+    "all": {
+        "rope_frequencies": [0.5] * 8, "score_scale": 0.3, "qkv_bias": True, "output_bias": True, "latent_norm": False
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("variant", ["gqa", "mla", "gta", "gva-drope-16", "gva-scale-matched"])
+def test_what_a_source_brings_equals_numpy(variant, source):
+    options = {k: v for k, v in SOURCES[source].items() if k != "latent_norm" or variant == "mla"}
+    if variant == "gva-scale-matched":  # its keys are rebuilt and rotated at every step
+        options.pop("rope_frequencies", None)
+    if variant == "gqa" and "rope_frequencies" in options:
+        options["rope_frequencies"] = [*options["rope_frequencies"], *options["rope_frequencies"]]
+    config = tiny_config(variant, **options)
+    module, weights = module_and_weights(config)
+    assert ("latent_norm" in weights) == (variant == "mla" and "latent_norm" not in options)
+    x = torch.randn(1, T, config.hidden_size, dtype=torch.float64)
+    want = expected(config, x, weights)
+    for form in ("expanded", "absorbed") if config.absorbs else ("expanded",):
+        for cached in (False, True):
+            got = run(module, config, x, form, cached=cached)
+            np.testing.assert_allclose(got, want, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("query_norm", [False, True])

@@ -5,10 +5,14 @@ import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from gva.attention.rope import frequencies, rotate, tables
+from gva.attention.rope import Turns, frequencies, rotate, tables
 from models import tiny_config
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -19,8 +23,10 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         {**YARN, "attention_factor": 1.5},
         {**YARN, "beta_fast": 16, "beta_slow": 2, "truncate": False},
         {**YARN, "mscale": 0.7, "mscale_all_dim": 0.5},
+        LLAMA3,
+        {**LLAMA3, "low_freq_factor": 0.5, "high_freq_factor": 8.0, "original_max_position_embeddings": 400},
     ],
-    ids=["linear", "yarn", "yarn-factor", "yarn-betas", "yarn-mscale"],
+    ids=["linear", "yarn", "yarn-factor", "yarn-betas", "yarn-mscale", "llama3", "llama3-ramp"],
 )
 @pytest.mark.parametrize("variant", ["gqa", "gva-drope-24"])
 def test_frequencies_equal_those_of_transformers(variant, parameters):
@@ -34,6 +40,25 @@ def test_frequencies_equal_those_of_transformers(variant, parameters):
     got, got_factor = frequencies(config)
     torch.testing.assert_close(got, want)
     assert got_factor == pytest.approx(factor)
+
+
+def test_frequencies_that_a_config_names_are_taken_as_they_are():
+    given = [3.0, 3.0, 0.5, 0.25, 0.1, 0.0, 1e-3, 1e-4]
+    inverse, factor = frequencies(tiny_config("gva-drope-16", rope_frequencies=given, rope_parameters=YARN))
+    assert factor == 1.0
+    torch.testing.assert_close(inverse, torch.tensor(given))
+
+
+def test_layers_that_turn_alike_share_a_table():
+    plain, other = tiny_config("gva-drope-16"), tiny_config("gva-drope-16", rope_frequencies=[0.1] * 8)
+    configs = [plain, other, tiny_config("mla"), tiny_config("gva-drope-16", rope_frequencies=[0.1] * 8), plain]
+    turns = Turns(configs, None, torch.float32)
+    made = turns.tables(torch.arange(5)[None])
+    assert turns.of_layer == [0, 1, 0, 1, 0]
+    assert [made[i][0] is made[0][0] for i in range(5)] == [True, False, True, False, True]
+    for config, rotation in zip(configs, made, strict=True):
+        for got, want in zip(rotation, tables(config, torch.arange(5)[None], torch.float32), strict=True):
+            assert torch.equal(got, want)
 
 
 def test_default_frequencies_are_powers_of_the_base():

@@ -85,7 +85,7 @@ def test_a_padded_step_of_a_full_graph(S):
     The stretch must be the captured one, of all tokens with one plan; padding gives zeros."""
     real, padded = 2, 4
     layer, builder = Layer(), StepBuilder.__new__(StepBuilder)
-    builder.layer, builder.plans, builder.expands = layer, {}, True
+    builder.layer, builder.others, builder.plans, builder.expands = layer, {}, {}, True
     builder.kernel, builder.device, builder.reorder_batch_threshold = None, SimpleNamespace(type="cuda"), S
     table = torch.zeros(padded, 4, dtype=torch.int32)
     table[:real] = torch.randperm(11)[:8].reshape(real, 4) + 1
@@ -117,7 +117,7 @@ def test_a_padded_step_of_a_full_graph(S):
 def test_a_prompt_that_attends_absorbed_has_no_kernel_of_its_own():
     """Kernels are compiled for each uniform number of new tokens: a prompt of any length must not count as one."""
     builder = StepBuilder.__new__(StepBuilder)
-    builder.layer, builder.plans, builder.expands = Layer(), {}, False
+    builder.layer, builder.others, builder.plans, builder.expands = Layer(), {}, {}, False
     builder.kernel, builder.device, builder.reorder_batch_threshold = None, SimpleNamespace(type="cuda"), 1
     starts = torch.tensor([0, 7], dtype=torch.int32)
     step = SimpleNamespace(
@@ -229,7 +229,7 @@ def mixed_step():
 def test_nothing_of_a_step_is_copied_from_the_host(monkeypatch):
     """A copy from pageable memory may wait until the GPU has done all before it."""
     builder = StepBuilder.__new__(StepBuilder)
-    builder.layer, builder.plans, builder.expands = Layer(), {}, True
+    builder.layer, builder.others, builder.plans, builder.expands = Layer(), {}, {}, True
     builder.kernel, builder.device, builder.reorder_batch_threshold = None, SimpleNamespace(type="cuda"), 1
     monkeypatch.setattr(StepBuilder, "plan", lambda *arguments: "a plan")
     step = mixed_step()

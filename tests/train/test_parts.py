@@ -1,16 +1,18 @@
 """The parts of the loop: recipe, schedule, ZClip, optimizer."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from gva import GvaConfig, cost
+from gva.run.folder import differences
 from gva.train.optimizer import learning_rate, make_optimizer, named_state, set_learning_rate
-from gva.train.recipe import RECIPES, Recipe, build, read_overrides
+from gva.train.recipe import RECIPES, Recipe, build, identity_defaults, identity_of, read_overrides
 from gva.train.zclip import ZClip, gradient_norm, scale_gradients
-from models import tiny_model
+from models import tiny_config, tiny_model
 
 
 def test_presets_build_with_overrides():
@@ -149,9 +151,19 @@ def test_a_step_of_the_maps_is_as_much_longer_as_their_rate():
         assert distance == pytest.approx(moved[1.0][name] * (4 if "key_map" in name else 1), rel=1e-3), name
 
 
-def test_a_recipe_without_a_young_field_is_the_recipe_it_was():
-    assert "map_lr" not in Recipe().identity()
-    assert Recipe(map_lr=2.0).identity()["map_lr"] == 2.0
+def test_a_run_from_before_a_field_is_the_run_it_was():
+    """What an identity does not have had its default: of the recipe and of the model, whichever field it is."""
+    config, recipe = tiny_config("gva-drope-16"), Recipe()
+    data = SimpleNamespace(fingerprint="a")
+    ours, defaults = identity_of(config, recipe, data, data), identity_defaults()
+    young = {"recipe": ["map_lr"], "model": ["layers", "score_scale", "qkv_bias", "output_bias", "latent_norm"]}
+    theirs = {part: {k: v for k, v in fields.items() if k not in young.get(part, [])} for part, fields in ours.items()}
+    assert differences(theirs, ours, defaults) == {}
+    assert set(differences(theirs, ours, {})) >= {"recipe.map_lr", "model.latent_norm"}
+    moved = identity_of(config, Recipe(map_lr=2.0), data, data)
+    assert differences(theirs, moved, defaults) == {"recipe.map_lr": (1.0, 2.0)}
+    other = identity_of(tiny_config("gva-drope-16", qkv_bias=True, layers={1: {"rope_dim": 8}}), recipe, data, data)
+    assert set(differences(theirs, other, defaults)) == {"model.qkv_bias", "model.layers.1.rope_dim"}
     with pytest.raises(ValueError, match="map_lr"):
         Recipe(map_lr=0.0)
 

@@ -116,7 +116,7 @@ class Attention(nn.Module):
         super().__init__()
         self.config = config
         self.layer_idx = layer_idx
-        self.scaling = config.score_dim**-0.5
+        self.scaling = config.scaling
         heads = config.num_attention_heads
         self.make_inputs({"q_proj": Part(heads, config.score_dim), **self.projections(config)})
         self.o_proj = self.make_output(heads * config.value_head_dim, config.hidden_size)
@@ -131,10 +131,10 @@ class Attention(nn.Module):
     def make_inputs(self, parts: dict[str, Part]) -> None:
         self.input_widths = {name: part.width for name, part in parts.items()}
         for name, part in parts.items():
-            setattr(self, name, nn.Linear(self.config.hidden_size, part.size, bias=False))
+            setattr(self, name, nn.Linear(self.config.hidden_size, part.size, bias=self.config.qkv_bias))
 
     def make_output(self, width: int, hidden_size: int) -> nn.Module:
-        return nn.Linear(width, hidden_size, bias=False)
+        return nn.Linear(width, hidden_size, bias=self.config.output_bias)
 
     def make_norm(self, width: int) -> nn.Module:
         return RMSNorm(width, eps=self.config.rms_norm_eps)

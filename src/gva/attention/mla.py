@@ -1,6 +1,7 @@
 """Multi-head latent attention (arXiv 2405.04434): one latent and one shared rotated slice are cached.
 
-Full-rank query; joint latent of width d_c, normalised before it is cached; d_n = d_h - d_r; values d_h wide.
+Full-rank query; joint latent of width d_c, normalised before it is cached, unless latent_norm=False leaves that out;
+d_n = d_h - d_r; values d_h wide.
 
     c        = norm(x W_DKV)          [.., 1, d_c]     cached
     k_rope   = rot(x W_r)             [.., d_r]        cached
@@ -45,7 +46,7 @@ class LatentAttention(DecoupledAttention):
 
     @classmethod
     def norms(cls, config: Any) -> dict[str, int]:
-        return {**super().norms(config), "latent_norm": config.latent_dim}
+        return super().norms(config) | ({"latent_norm": config.latent_dim} if config.latent_norm else {})
 
     def break_even(self) -> float:
         """The number of queries at which expanding every latent costs no more than attending in latent width."""
@@ -56,7 +57,7 @@ class LatentAttention(DecoupledAttention):
 
     def project(self, hidden_states: Tensor, rotation: Rotation) -> tuple[Query, Cached]:
         query, (latent, k_rope) = super().project(hidden_states, rotation)
-        return query, (self.latent_norm(latent), k_rope)
+        return query, (self.latent_norm(latent) if self.config.latent_norm else latent, k_rope)
 
     def content(self, state: Tensor) -> tuple[Tensor, Tensor]:
         latent, config = state.squeeze(-2), self.config

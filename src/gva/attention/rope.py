@@ -1,6 +1,8 @@
-"""Rotary positions: half-split convention, the default, linear and yarn frequencies of transformers' configs."""
+"""Rotary positions: half-split convention; the default, linear, yarn and llama3 frequencies of transformers' configs,
+or whichever a config names."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,6 +19,8 @@ def frequencies(
     They are derived anew rather than kept in a buffer: nothing then goes stale when a model is created
     on the meta device, cast, or moved.
     """
+    if config.rope_frequencies is not None:
+        return torch.tensor(config.rope_frequencies, device=device, dtype=dtype), 1.0
     parameters, dim = config.rope_parameters, config.rotated_dim
     base, kind = parameters["rope_theta"], parameters["rope_type"]
     exponents = torch.arange(0, dim, 2, device=device, dtype=dtype) / dim
@@ -25,7 +29,20 @@ def frequencies(
         return inverse, 1.0
     if kind == "linear":
         return inverse / parameters["factor"], 1.0
+    if kind == "llama3":
+        return _llama3(config, inverse), 1.0
     return _yarn(config, inverse, dim)
+
+
+def _llama3(config: Any, inverse: Tensor) -> Tensor:
+    """Pairs whose turn fits often into the length of training keep their frequency, those that it hardly fits into are
+    stretched by the whole factor, in between the share that is stretched falls linearly with the number of turns."""
+    parameters = config.rope_parameters
+    trained = parameters.get("original_max_position_embeddings") or config.max_position_embeddings
+    low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]
+    turns = trained * inverse / (2 * math.pi)
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return inverse * kept + inverse / parameters["factor"] * (1 - kept)
 
 
 def _yarn(config: Any, inverse: Tensor, dim: int) -> tuple[Tensor, float]:
@@ -67,10 +84,33 @@ def tables(config: Any, positions: Tensor, dtype: torch.dtype) -> Rotation:
 
     They stay in float32 (float64 for a float64 model): a bfloat16 table would blur the angle itself.
     """
-    compute = torch.promote_types(dtype, torch.float32)
-    inverse, factor = frequencies(config, positions.device, compute)
-    angles = positions[..., None, None].to(compute) * inverse
-    return angles.cos() * factor, angles.sin() * factor
+    (rotation,) = Turns([config], positions.device, dtype).tables(positions)
+    return rotation
+
+
+class Turns:
+    """How the layers of a model turn, their frequencies being on a device: one set for all layers that turn alike."""
+
+    def __init__(self, configs: Sequence[Any], device: torch.device | None, dtype: torch.dtype) -> None:
+        sets: dict[Any, int] = {}
+        self.of_layer = [sets.setdefault(_turning(config), len(sets)) for config in configs]
+        self.dtype = torch.promote_types(dtype, torch.float32)
+        firsts = [self.of_layer.index(number) for number in range(len(sets))]
+        self.sets = [frequencies(configs[first], device, self.dtype) for first in firsts]
+
+    def tables(self, positions: Tensor) -> list[Rotation]:
+        """The rotation of each layer at positions [...], tables being shared as the frequencies are."""
+        at = positions[..., None, None].to(self.dtype)
+        angles = [(at * inverse, factor) for inverse, factor in self.sets]
+        made = [(angle.cos() * factor, angle.sin() * factor) for angle, factor in angles]
+        return [made[number] for number in self.of_layer]
+
+
+def _turning(config: Any) -> Any:
+    """What the frequencies of a config depend on."""
+    if config.rope_frequencies is not None:
+        return tuple(config.rope_frequencies)
+    return config.rotated_dim, config.max_position_embeddings, repr(sorted(config.rope_parameters.items()))
 
 
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:

@@ -50,13 +50,15 @@ class PagedCache:
         self.config, self.page = config, page
         self.pages_per_sequence = -(-max_tokens // page)
         count = batch * self.pages_per_sequence if pages is None else pages
-        self.row, self.dtype, self.fp8 = config.row, dtype, fp8
+        self.rows, self.dtype, self.fp8 = [layer.row for layer in config.layer_configs], dtype, fp8
         self.layout = self._choose_layout(layout, batch)
         # Page 0 belongs to nobody: it stands in where a sequence has no page yet, and takes what padding writes.
-        pool = (config.num_hidden_layers, count + 1, page)
         self.pools = [
-            torch.zeros(*pool, *shape, dtype=kind, device=device)
-            for shape, kind in storage(self.row, self.layout, dtype, fp8)
+            [
+                torch.zeros(count + 1, page, *shape, dtype=kind, device=device)
+                for shape, kind in storage(row, self.layout, dtype, fp8)
+            ]
+            for row in self.rows
         ]
         self.block_table = torch.zeros(batch, self.pages_per_sequence, dtype=torch.int32, device=device)
         self.seq_lens = torch.zeros(batch, dtype=torch.int32, device=device)
@@ -71,10 +73,10 @@ class PagedCache:
 
     @property
     def nbytes(self) -> int:
-        return sum(pool.nbytes for pool in self.pools)
+        return sum(pool.nbytes for pools in self.pools for pool in pools)
 
     def _choose_layout(self, asked: str | None, batch: int) -> str:
-        if not self.row.packs:
+        if not all(row.packs for row in self.rows):
             rule = f"attention={self.config.attention!r} has no rows of one state and one slice"
             check(asked in (None, "separate"), "layout", asked, f"{rule}: must be 'separate'")
             check(not self.fp8, "fp8", self.fp8, rule)
@@ -87,11 +89,7 @@ class PagedCache:
         return asked or choose_layout(batch)
 
     def layer(self, index: int) -> LayerPages:
-        return self.pages_of([pool[index] for pool in self.pools])
-
-    def pages_of(self, pools: list[Tensor]) -> LayerPages:
-        """The pages of a layer, whose pools these are."""
-        return pages_of(self.row, pools, self.dtype)
+        return pages_of(self.rows[index], self.pools[index], self.dtype)
 
     def reserve(self, counts: list[int]) -> None:
         """Make room for so many more tokens of each sequence; all of them or, out of pages, none."""

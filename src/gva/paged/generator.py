@@ -14,34 +14,38 @@ import torch
 from torch import Tensor
 
 from gva import ops
-from gva.attention import Attention, Query
-from gva.attention.rope import tables
+from gva.attention import Attention, Query, Row
+from gva.attention.rope import Turns
 from gva.errors import check
 from gva.ops import flash
 from gva.ops.dense import Spans
 from gva.paged.attend import Absorbed, Expanded, Gathered, InPlace, Stretch, attend, slots_of, together
 from gva.paged.cache import OutOfPages, PagedCache
+from gva.paged.pages import pages_of
 
 
 @dataclass
 class PagedStep:
     """One forward pass of new tokens, [N] of all sequences, on a paged cache: the `attend` of its layers.
 
-    slots  [N] where the new tokens go, -1 for padding
-    pools  of the layer that it is handed to; not the number of a layer, so that all compile to one graph
+    slots      [N] where the new tokens go, -1 for padding
+    row, pools of the layer that it is handed to; not the number of a layer, so that all compile to one graph
     """
 
     cache: PagedCache
     slots: Tensor
     stretches: Sequence[Stretch]
+    row: Row | None = None
     pools: list[Tensor] = field(default_factory=list)
 
     def of_layer(self, index: int) -> "PagedStep":
-        return replace(self, pools=[pool[index] for pool in self.cache.pools])
+        return replace(self, row=self.cache.rows[index], pools=self.cache.pools[index])
 
     def __call__(self, attention: Attention, query: Query, row: Any) -> tuple[Tensor, None]:
         out = query.content.new_empty(*query.content.shape[:2], attention.config.value_head_dim)
-        attend(attention, self.cache.pages_of(self.pools), query, row, self.slots, self.stretches, out)
+        assert self.row is not None
+        pages = pages_of(self.row, self.pools, self.cache.dtype)
+        attend(attention, pages, query, row, self.slots, self.stretches, out)
         return out, None
 
 
@@ -85,7 +89,10 @@ class PagedGenerator:
         self.device, self.max_tokens = weight.device, max_tokens
         self.tokens = torch.zeros(batch, dtype=torch.long, device=self.device)
         self.active = torch.zeros(batch, dtype=torch.int32, device=self.device)
-        self.plan = self._make_plan()
+        # One set of frequencies on the device, which a captured step reads.
+        self.layers = model.config.layer_configs
+        self.turns = Turns(self.layers, self.device, weight.dtype)
+        self.plans = self._make_plans()
         self.use_graph = self.device.type == "cuda" if cuda_graph is None else cuda_graph
         self.graph: Any = None
         self._compiled_layer = torch.compile(run_layer, fullgraph=True, dynamic=False) if compile else None
@@ -172,7 +179,8 @@ class PagedGenerator:
         counts = [b - a for _, a, b in pieces]
         owner = torch.repeat_interleave(own, torch.tensor(counts, device=self.device), output_size=len(tokens))
         stretches = [self._expanded(own, pieces, first, last) for first, last in together([b for _, _, b in pieces])]
-        hidden = self._layers(tokens, positions, PagedStep(self.cache, self.cache.slots(positions, owner), stretches))
+        step = PagedStep(self.cache, self.cache.slots(positions, owner), stretches)
+        hidden = self._layers(tokens, positions, [step] * len(self.layers))
         ends = list(accumulate(counts))
         ending = [i for i, (number, _, b) in enumerate(pieces) if b == len(prompts[number])]
         if ending:
@@ -197,25 +205,28 @@ class PagedGenerator:
         cache = self.cache
         positions = torch.where(self.active > 0, cache.seq_lens, -1)
         cache.seq_lens.add_(self.active)
-        step = PagedStep(cache, cache.slots(positions), [self._decoding()])
+        step = PagedStep(cache, cache.slots(positions), [])
+        kinds = [(layer.row, layer.absorbs) for layer in self.layers]
+        steps = {kind: replace(step, stretches=[self._decoding(*kind)]) for kind in dict.fromkeys(kinds)}
         run = self._compiled_layer or run_layer
-        hidden = self._layers(self.tokens, positions.clamp(min=0), step, run)
+        hidden = self._layers(self.tokens, positions.clamp(min=0), [steps[kind] for kind in kinds], run)
         self.tokens.copy_(self._choose(self.model.lm_head(hidden)))
 
-    def _decoding(self) -> Stretch:
-        cache, plan = self.cache, self._plan()
-        if self.config.absorbs:
+    def _decoding(self, row: Row, absorbs: bool) -> Stretch:
+        """How the layers decode that have such a row, and absorb or do not."""
+        cache, plan = self.cache, self._plan(row, absorbs)
+        if absorbs:
             return Absorbed(slice(0, cache.batch), cache.block_table, cache.seq_lens, None, 1, plan)
         if plan is not None:
             return InPlace(cache.block_table, cache.seq_lens, plan)
         return Gathered(cache.block_table, cache.seq_lens)
 
-    def _layers(self, tokens: Tensor, positions: Tensor, step: PagedStep, run: Any = run_layer) -> Tensor:
+    def _layers(self, tokens: Tensor, positions: Tensor, steps: list[PagedStep], run: Any = run_layer) -> Tensor:
         inner = self.model.model
         hidden = inner.embed_tokens(tokens)
-        rotation = tables(self.config, positions, hidden.dtype)
+        rotations = self.turns.tables(positions)
         for index, layer in enumerate(inner.layers):
-            hidden = run(layer, hidden, rotation, step.of_layer(index))
+            hidden = run(layer, hidden, rotations[index], steps[index].of_layer(index))
         return inner.norm(hidden)
 
     def _choose(self, logits: Tensor) -> Tensor:
@@ -240,41 +251,45 @@ class PagedGenerator:
             self._decode()
         return graph
 
-    def _plan(self) -> Any:
+    def _plan(self, row: Row, absorbs: bool) -> Any:
         """What the kernels of a step want to know of its lengths, from the device's numbers; None for plain torch."""
-        if self.plan is not None:
-            return self.plan.update(self.cache.seq_lens)
-        keys = self.cache.pools[0]
-        takes = flash.available(self.device) and keys.dtype in (torch.bfloat16, torch.float16)
-        if self.config.absorbs or len(self.cache.row.content) < 2 or not takes:
+        if absorbs:
+            return self.plans[row].update(self.cache.seq_lens) if row in self.plans else None
+        dtype, takes = self.cache.dtype, flash.available(self.device)
+        if len(row.content) < 2 or not takes or dtype not in (torch.bfloat16, torch.float16):
             return None
+        keys = row.content[0]
         return flash.plan_decode(
             self.cache.seq_lens,
             S=1,
             max_len=self.cache.pages_per_sequence * self.cache.page,
             H=self.config.num_attention_heads,
-            G=keys.shape[-2],
-            d_h=keys.shape[-1],
-            dtype=keys.dtype,
+            G=keys.heads,
+            d_h=keys.width,
+            dtype=dtype,
             page=self.cache.page,
         )
 
-    def _make_plan(self) -> Any:
-        """A plan of our kernel, where that runs."""
-        if not self.config.absorbs or self.device.type != "cuda":
-            return None
-        values = self.cache.layer(0).parts[0]
-        return ops.plan_decode(
-            self.cache.seq_lens,
-            H=self.config.num_attention_heads,
-            G=values.shape[-2],
-            d_h=values.shape[-1],
-            d_r=self.config.rope_dim,
-            page=self.cache.page,
-            dtype=self.cache.dtype,
-            value_dtype=values.dtype,
-            row_stride=values.stride(1),
-        )
+    def _make_plans(self) -> dict[Row, ops.DecodePlan]:
+        """A plan of our kernel for each row that layers absorb, where it runs."""
+        plans: dict[Row, ops.DecodePlan] = {}
+        for index, layer in enumerate(self.layers):
+            row = layer.row
+            if self.device.type != "cuda" or not layer.absorbs or row in plans or row.rope is None:
+                continue
+            values = self.cache.layer(index).parts[0]
+            plans[row] = ops.plan_decode(
+                self.cache.seq_lens,
+                H=self.config.num_attention_heads,
+                G=values.shape[-2],
+                d_h=values.shape[-1],
+                d_r=row.rope.width,
+                page=self.cache.page,
+                dtype=self.cache.dtype,
+                value_dtype=values.dtype,
+                row_stride=values.stride(1),
+            )
+        return plans
 
     def _pages(self, tokens: int) -> int:
         return -(-tokens // self.cache.page)

@@ -29,11 +29,11 @@ def locked(out: Path) -> Iterator[None]:
         yield
 
 
-def claim(out: Path, identity: dict[str, Any], recipe: dict[str, Any], hardware: str) -> None:
+def claim(out: Path, identity: dict[str, Any], defaults: dict[str, Any], recipe: dict[str, Any], hardware: str) -> None:
     """Record what this run is and where it runs, or refuse to go on with another run's checkpoints."""
     import torch  # for its version alone
 
-    refuse_another(out, identity)
+    refuse_another(out, identity, defaults)
     versions = {"gva": gva.__version__, "torch": torch.__version__, "commit": commit()}
     record = {"identity": identity, "recipe": recipe, "versions": versions, "hardware": hardware}
     write_atomically(out / RUN, json.dumps(record, indent=2))
@@ -58,11 +58,11 @@ def commit() -> str:
     return "unknown"
 
 
-def refuse_another(out: Path, identity: dict[str, Any]) -> None:
+def refuse_another(out: Path, identity: dict[str, Any], defaults: dict[str, Any]) -> None:
     """Raise ValueError if the folder holds a run that differs from this one, naming what differs."""
     if not (out / RUN).is_file():
         return
-    changed = differences(read_run(out)["identity"], identity)
+    changed = differences(read_run(out)["identity"], identity, defaults)
     if changed:
         told = "; ".join(f"{name}: {theirs!r} -> {ours!r}" for name, (theirs, ours) in changed.items())
         raise ValueError(
@@ -70,9 +70,11 @@ def refuse_another(out: Path, identity: dict[str, Any]) -> None:
         )
 
 
-def differences(theirs: dict[str, Any], ours: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """The leaves in which two identities differ, by their dotted names, sorted."""
-    a, b = _flatten(theirs), _flatten(ours)
+def differences(theirs: dict[str, Any], ours: dict[str, Any], defaults: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The leaves in which two identities differ, by their dotted names, sorted. One that an identity does not have,
+    being older than it, had its default."""
+    usual = _flatten(defaults)
+    a, b = {**usual, **_flatten(theirs)}, {**usual, **_flatten(ours)}
     return {name: (a.get(name), b.get(name)) for name in sorted(a | b) if a.get(name) != b.get(name)}
 
 

@@ -33,12 +33,12 @@ class JointProjection(MergedColumnParallelLinear):
     rows are repeated, then split like all others.
     """
 
-    def __init__(self, hidden_size: int, parts: dict[str, Part], quant_config: Any, prefix: str) -> None:
+    def __init__(self, hidden_size: int, parts: dict[str, Part], bias: bool, quant_config: Any, prefix: str) -> None:
         ranks = get_tensor_model_parallel_world_size()
         self.names, self.parts = list(parts), list(parts.values())
         self.copies = [max(1, ranks // part.heads) for part in self.parts]
         sizes = [part.size * n for part, n in zip(self.parts, self.copies, strict=True)]
-        super().__init__(hidden_size, sizes, bias=False, quant_config=quant_config, prefix=prefix)
+        super().__init__(hidden_size, sizes, bias=bias, quant_config=quant_config, prefix=prefix)
         self.local_sizes = [size // ranks for size in sizes]
 
     def repeated(self, weight: Tensor, part: int) -> Tensor:
@@ -98,13 +98,13 @@ class Sharded(Attention):
         super().__init__(config)
 
     def make_inputs(self, parts: dict[str, Part]) -> None:
-        quant_config, hidden_size = self.vllm_config.quant_config, self.config.hidden_size
-        self.in_proj = JointProjection(hidden_size, parts, quant_config, f"{self.prefix}.in_proj")
+        config, quant_config, prefix = self.config, self.vllm_config.quant_config, f"{self.prefix}.in_proj"
+        self.in_proj = JointProjection(config.hidden_size, parts, config.qkv_bias, quant_config, prefix)
 
     def make_output(self, width: int, hidden_size: int) -> nn.Module:
-        quant_config = self.vllm_config.quant_config
+        quant_config, bias = self.vllm_config.quant_config, self.config.output_bias
         prefix = f"{self.prefix}.o_proj"
-        return OutputProjection(width, hidden_size, bias=False, quant_config=quant_config, prefix=prefix)
+        return OutputProjection(width, hidden_size, bias=bias, quant_config=quant_config, prefix=prefix)
 
     def make_norm(self, width: int) -> nn.Module:
         return Norm(width, eps=self.config.rms_norm_eps)

@@ -5,7 +5,7 @@ expanded. Decode steps alone run in full CUDA graphs: what kernels read then lie
 which are vLLM's own and those of the plans kept here.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import Any, ClassVar
 
@@ -20,6 +20,7 @@ from vllm.v1.attention.backend import (
 )
 
 from gva import ops
+from gva.attention import Row
 from gva.attention.base import JoinedQuery
 from gva.ops.dense import Spans
 from gva.ops.layout import misfit
@@ -30,10 +31,15 @@ from gva.serve.versions import PageShape
 
 @dataclass
 class StepMetadata(AttentionMetadata):
-    """Where the step's new rows go, [N], and its stretches, in the order of their tokens."""
+    """Where the step's new rows go, [N], and its stretches, in the order of their tokens; `others` are those of layers
+    whose rows are cut otherwise than the first layer's, by row."""
 
     slots: Tensor
     stretches: list[Any]
+    others: dict[Row, list[Any]] = field(default_factory=dict)
+
+    def of(self, layer: Any) -> list[Any]:
+        return self.others.get(layer.local_row, self.stretches) if self.others else self.stretches
 
 
 class GvaBackend(PageShape, AttentionBackend):
@@ -83,7 +89,7 @@ class GvaImpl(AttentionImpl):
             layer.reserve_expanded(query.device, max(EXPANDED_TOKENS, len(query)))
             return output.zero_()
         q = JoinedQuery(query, layer.config.content_dim)
-        attend(layer, layer.pages, q, (value, key), attn_metadata.slots, attn_metadata.stretches, output)
+        attend(layer, layer.pages, q, (value, key), attn_metadata.slots, attn_metadata.of(layer), output)
         return output
 
 
@@ -93,10 +99,13 @@ class StepBuilder(AttentionMetadataBuilder[StepMetadata]):
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
-        self.layer = vllm_config.compilation_config.static_forward_context[layer_names[0]]
-        self.plans: dict[tuple[int, int], ops.DecodePlan] = {}
+        layers = [vllm_config.compilation_config.static_forward_context[name] for name in layer_names]
+        self.layer = layers[0]
+        self.others = {layer.local_row: layer for layer in layers if layer.local_row != self.layer.local_row}
+        self.plans: dict[tuple[Any, ...], ops.DecodePlan] = {}
         self.kernel = flash.varlen if device.type == "cuda" else None
-        self.expands = device.type == "cpu" or flash.takes(self.layer.dtype, self.layer.config.score_dim)
+        takes = all(flash.takes(layer.dtype, layer.config.score_dim) for layer in layers)
+        self.expands = device.type == "cpu" or takes
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> StepMetadata:
         step = common_attn_metadata
@@ -111,7 +120,8 @@ class StepBuilder(AttentionMetadataBuilder[StepMetadata]):
             if decodes:
                 stretches.append(self.absorbed(step, 0, decodes, starts, starts[decodes]))
             stretches += self.prompts(step, decodes, starts)
-        return StepMetadata(step.slot_mapping, stretches)
+        others = {row: [self.planned_for(layer, s) for s in stretches] for row, layer in self.others.items()}
+        return StepMetadata(step.slot_mapping, stretches, others)
 
     def absorbed(self, step: Any, first: int, last: int, starts: list[int], end: int) -> Absorbed:
         """Requests `first` to `last`, whose tokens end at `end`: a padded graph has more than its requests do."""
@@ -128,13 +138,20 @@ class StepBuilder(AttentionMetadataBuilder[StepMetadata]):
             return Absorbed(tokens, table, seq_lens, None, longest, plan)
         return Absorbed(tokens, table, seq_lens, query_starts(step, first, last), longest, None)
 
-    def plan(self, seq_lens: Tensor, S: int) -> ops.DecodePlan:
+    def planned_for(self, layer: Any, stretch: Any) -> Any:
+        """The same stretch for a layer whose row is cut otherwise."""
+        if getattr(stretch, "plan", None) is None:
+            return stretch
+        return replace(stretch, plan=self.plan(stretch.seq_lens, stretch.max_seqlen_q, layer))
+
+    def plan(self, seq_lens: Tensor, S: int, layer: Any = None) -> ops.DecodePlan:
         """The plan of this many requests with S new tokens each, refilled in place: a CUDA graph captured with it
         stays valid. All plans share one workspace, for steps come one after another."""
-        key = len(seq_lens), S
+        key: tuple[Any, ...] = (len(seq_lens), S) if layer is None else (len(seq_lens), S, layer.local_row)
         if key in self.plans:
             return self.plans[key].update(seq_lens)
-        layer, pages = self.layer, self.layer.pages.packed
+        layer = layer or self.layer
+        pages = layer.pages.packed
         (state,), k_rope = layer.local_row.content, layer.local_row.rope
         plan = ops.plan_decode(
             seq_lens,

@@ -38,8 +38,13 @@ def check_checkpoint(folder: Path) -> Any:
 
 
 def check_servable(config: Any) -> None:
-    """Refuse an attention that paged kernels cannot read as it lies: keys that are rebuilt and rotated at every step,
-    or a state that no query can be brought to."""
+    """Refuse what paged kernels cannot read as it lies, in any layer."""
+    for layer in config.layer_configs:
+        check_layer(layer)
+
+
+def check_layer(config: Any) -> None:
+    """Refuse keys that are rebuilt and rotated at every step, and a state that no query can be brought to."""
     if config.rotates_late:
         name = {"shared_kv": "shared KV", "gva": "ordinary-RoPE GVA"}.get(config.attention, config.attention)
         raise ValueError(
@@ -58,15 +63,17 @@ def check_servable(config: Any) -> None:
 
 def check_ranks(config: Any, ranks: int) -> None:
     """Refuse tensor parallelism that would cut a head or a group in two. More ranks than groups replicate groups."""
-    H, G = config.num_attention_heads, config.num_value_groups
+    H = config.num_attention_heads
     check(H % ranks == 0, "tensor_parallel_size", ranks, f"must divide num_attention_heads={H}")
-    whole = all(p.shared or p.heads % ranks == 0 or ranks % p.heads == 0 for p in config.row.parts)
-    check(whole, "tensor_parallel_size", ranks, f"must divide num_value_groups={G} or be a multiple of it")
+    for layer in config.layer_configs:
+        G = layer.num_value_groups
+        whole = all(p.shared or p.heads % ranks == 0 or ranks % p.heads == 0 for p in layer.row.parts)
+        check(whole, "tensor_parallel_size", ranks, f"must divide num_value_groups={G} or be a multiple of it")
 
 
 def check_cache_dtype(config: Any, cache_dtype: str, dtype: Any) -> None:
     """Rows are kept in the model's precision, or in the fp8 row of `gva.ops.layout`."""
-    if not config.row.packs:
+    if not any(layer.row.packs for layer in config.layer_configs):
         return  # vLLM's own attention decides
     own = str(dtype).removeprefix("torch.")
     allowed = ("auto", own, *FP8)

@@ -19,17 +19,17 @@ from vllm.model_executor.model_loader.weight_utils import default_weight_loader 
 from vllm.model_executor.models.llama import LlamaMLP  # noqa: E402
 from vllm.sequence import IntermediateTensors  # noqa: E402
 
-from gva.attention.rope import Rotation, frequencies  # noqa: E402
+from gva.attention.rope import Rotation, Turns  # noqa: E402
 from gva.serve.attention import JointProjection, build  # noqa: E402
 
 
 class DecoderLayer(nn.Module):
     def __init__(self, config: Any, vllm_config: VllmConfig, prefix: str) -> None:
+        """`config` is that of the layer."""
         super().__init__()
         self.self_attn = build(config, vllm_config, f"{prefix}.self_attn")
-        self.mlp = LlamaMLP(
-            config.hidden_size, config.intermediate_size, "silu", vllm_config.quant_config, prefix=f"{prefix}.mlp"
-        )
+        sizes, quant_config = (config.hidden_size, config.intermediate_size), vllm_config.quant_config
+        self.mlp = LlamaMLP(*sizes, "silu", quant_config, bias=config.mlp_bias, prefix=f"{prefix}.mlp")
         self.input_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
@@ -48,19 +48,19 @@ class DecoderLayer(nn.Module):
 
 @support_torch_compile
 class GvaModel(nn.Module):
-    inverse_frequencies: torch.Tensor
-
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
         config = vllm_config.model_config.hf_config
         self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(
-            DecoderLayer(config, vllm_config, f"{prefix}.layers.{i}") for i in range(config.num_hidden_layers)
+            DecoderLayer(layer, vllm_config, f"{prefix}.layers.{i}") for i, layer in enumerate(config.layer_configs)
         )
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        # Angles in float32, as in training: a table in bfloat16 would blur them.
-        inverse, self.rope_factor = frequencies(config)
-        self.register_buffer("inverse_frequencies", inverse, persistent=False)
+        # Angles in float32, as in training: a table in bfloat16 would blur them. In buffers, to lie on the device.
+        turns = Turns(config.layer_configs, None, torch.float32)
+        self.turn_of_layer, self.rope_factors = turns.of_layer, [factor for _, factor in turns.sets]
+        for number, (inverse, _) in enumerate(turns.sets):
+            self.register_buffer(f"inverse_frequencies_{number}", inverse, persistent=False)
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
         return self.embed_tokens(input_ids)
@@ -73,11 +73,13 @@ class GvaModel(nn.Module):
         inputs_embeds: torch.Tensor | None = None,
     ) -> torch.Tensor:
         hidden_states = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        angles = positions[:, None, None].float() * self.inverse_frequencies
-        rotation = angles.cos() * self.rope_factor, angles.sin() * self.rope_factor
+        rotations, at = [], positions[:, None, None].float()
+        for number, factor in enumerate(self.rope_factors):
+            angles = at * getattr(self, f"inverse_frequencies_{number}")
+            rotations.append((angles.cos() * factor, angles.sin() * factor))
         residual = None
-        for layer in self.layers:
-            hidden_states, residual = layer(hidden_states, residual, rotation)
+        for layer, turn in zip(self.layers, self.turn_of_layer, strict=True):
+            hidden_states, residual = layer(hidden_states, residual, rotations[turn])
         return self.norm(hidden_states, residual)[0]
 
 
@@ -116,8 +118,9 @@ class GvaForCausalLM(nn.Module):
         for name, weight in weights:
             if name == "lm_head.weight" and self.config.tie_word_embeddings:
                 continue
-            home, part = joint.get(name.removesuffix(".weight"), (None, None))
-            target = name if home is None else f"{home}.weight"
+            owner, _, kind = name.rpartition(".")
+            home, part = joint.get(owner, (None, None))
+            target = name if home is None else f"{home}.{kind}"
             if target not in parameters:
                 raise ValueError(f"the checkpoint has {name!r}, which attention={self.config.attention!r} does not use")
             parameter = parameters[target]

@@ -8,6 +8,7 @@ from typing import Any
 from gva.run.folder import RUN, differences, read_run
 from gva.run.metrics import is_done, keep, read_metrics
 from gva.study.matrix import ROW, read_row
+from gva.train.recipe import identity_defaults
 
 STEPS = 120  # logged steps that are kept of a run, about
 # How finely logged steps are kept, and what diagnostics say of layers and heads: as they are drawn. The rest stays
@@ -47,7 +48,7 @@ def archive(folders: Iterable[Path], out: Path, steps: int = STEPS) -> int:
 def _refuse_another(kept: Path, run: Path) -> None:
     """Raise ValueError where a run lies that is not this one."""
     if (kept / RUN).is_file() and (
-        differences(read_run(kept)["identity"], read_run(run)["identity"])
+        differences(read_run(kept)["identity"], read_run(run)["identity"], identity_defaults())
         or read_metrics(kept, "eval") != read_metrics(run, "eval")
     ):
         raise ValueError(f"{kept}: holds another run than {run}; give another --archive, or rename the row of one")

@@ -15,6 +15,7 @@ from gva.run.folder import RUN, differences, read_run
 from gva.run.metrics import read_metrics
 from gva.study.matrix import read_row
 from gva.study.statistics import Estimate, paired
+from gva.train.recipe import identity_defaults
 
 TASKS = {
     "hellaswag": "HellaSwag",
@@ -253,7 +254,7 @@ def _read_runs(folder: Path) -> Iterator[Run]:
 
 def _refuse_twice(a: Run, b: Run) -> None:
     """The same run copied to two places is fine; two different runs under one name are not."""
-    if differences(a.identity, b.identity) or a.valid_loss != b.valid_loss:
+    if differences(a.identity, b.identity, identity_defaults()) or a.valid_loss != b.valid_loss:
         raise NotComparable(
             f"{a.folder} and {b.folder} are both {a.row} seed {a.seed}, and differ; leave one of them out"
         )
@@ -282,7 +283,7 @@ def _refuse_mixture(runs: list[Run]) -> None:
     by_row: dict[str, Run] = {}
     for run in runs:
         other = by_row.setdefault(run.row, run)
-        changed = [name for name in differences(other.identity, run.identity) if name not in _SEED]
+        changed = [n for n in differences(other.identity, run.identity, identity_defaults()) if n not in _SEED]
         if changed:
             raise NotComparable(
                 f"{other.folder} and {run.folder} are both called {run.row} but differ in {', '.join(changed)}; "
@@ -342,7 +343,7 @@ def _visible_differences(results: Results) -> list[str]:
     """Sentences about what differs between rows besides the attention, and what is missing."""
     notes, base = [], results.row(results.baseline).runs[0]
     for row in results.rows:
-        changed = differences(base.identity, row.runs[0].identity)
+        changed = differences(base.identity, row.runs[0].identity, identity_defaults())
         told = [f"{k.split('.')[1]} {a} → {b}" for k, (a, b) in changed.items() if not k.startswith(_ROW)]
         told += [f"lr {a:g} → {b:g}" for k, (a, b) in changed.items() if k == "recipe.lr"]
         size = [k for k in changed if k.startswith("model.") and k.split(".")[1] in _SIZE]

@@ -27,7 +27,7 @@ from gva.run.metrics import METRICS, is_done, read_metrics
 from gva.study import speed
 from gva.study.child import discard_weights
 from gva.study.matrix import Matrix, Row, write_row
-from gva.train.recipe import identity_of
+from gva.train.recipe import identity_defaults, identity_of
 
 LOG = "log.txt"
 LOG_TAIL = 15  # lines of it that a failure shows
@@ -197,7 +197,8 @@ class Runner:
         train_set, valid_set = TokenDataset(self.data), TokenDataset(self.data, "valid")
         for row, seed in runs:
             config, recipe = row.build(self.matrix.preset, seed, self.vocab_size)
-            refuse_another(run_folder(self.out, row, seed), identity_of(config, recipe, train_set, valid_set))
+            identity = identity_of(config, recipe, train_set, valid_set)
+            refuse_another(run_folder(self.out, row, seed), identity, identity_defaults())
 
 
 def _ended(code: int) -> str:

@@ -95,7 +95,7 @@ def measure(config: GvaConfig, device: torch.device, batch: int, context: int, s
         "batch": batch,
         "context": context,
         "cache_bytes": generator.cache.nbytes,
-        "attention": path(config, device) if generator.plan is None else generator.plan.config.impl,
+        "attention": next((plan.config.impl for plan in generator.plans.values()), path(config, device)),
         "dtype": str(DTYPE).removeprefix("torch."),
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "torch": torch.__version__,
@@ -116,8 +116,9 @@ def beside_tensors(device: torch.device) -> float:
 def filled(model: Any, batch: int, context: int, room: int, page: int = 64, compile: bool = False) -> PagedGenerator:
     """A generator whose sequences all hold `context` tokens of noise, with room for more."""
     generator = PagedGenerator(model, batch, context + room, page=page, compile=compile)
-    for pool in generator.cache.pools:
-        pool.normal_()
+    for pools in generator.cache.pools:
+        for pool in pools:
+            pool.normal_()
     generator.cache.reserve([context + room] * batch)
     generator.cache.advance([context] * batch)
     generator.active.fill_(1)

@@ -26,7 +26,7 @@ from gva.train import measure
 from gva.train.export import export_model
 from gva.train.optimizer import learning_rate, make_optimizer, named_state, set_learning_rate
 from gva.train.parallel import accumulating, arithmetic, parallelize
-from gva.train.recipe import Recipe, identity_of
+from gva.train.recipe import Recipe, identity_defaults, identity_of
 from gva.train.zclip import ZClip, gradient_norm, scale_gradients
 
 
@@ -75,7 +75,8 @@ def train(
     tasks = measure.load_tasks(recipe, data / "tokenizer", config.max_position_embeddings)
     with process_group(device) as ranks, locked(out) if ranks.first else nullcontext():
         if ranks.first:
-            claim(out, identity_of(config, recipe, train_set, valid_set), asdict(recipe), ranks.hardware)
+            identity = identity_of(config, recipe, train_set, valid_set)
+            claim(out, identity, identity_defaults(), asdict(recipe), ranks.hardware)
         dist.barrier(ranks.side)
         if is_done(out) and (out / MODEL).is_dir():
             return

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from gva.config import GvaConfig
+from gva.config import GvaConfig, own_fields
 from gva.data.shards import TokenDataset
 from gva.errors import check, check_choice, nearest
 
@@ -16,9 +16,6 @@ FREE = (
     "checkpoint_every", "keep_checkpoints", "eval_every", "eval_sequences", "diagnostics_every",
     "tasks_every", "tasks", "tasks_data", "tasks_limit",
 )  # fmt: skip
-
-# Fields younger than runs that are kept: a run that leaves them alone is the run it was.
-YOUNG = ("map_lr",)
 
 
 @dataclass(frozen=True)
@@ -83,8 +80,7 @@ class Recipe:
 
     def identity(self) -> dict[str, Any]:
         """What must not change when a run is resumed."""
-        untouched = {name for name in YOUNG if getattr(self, name) == getattr(Recipe, name)}
-        return {name: value for name, value in asdict(self).items() if name not in (*FREE, *untouched)}
+        return {name: value for name, value in asdict(self).items() if name not in FREE}
 
 
 # demo: minutes on two cores. small: 79M tokens, a minute on one H200. paper-350m: the paper's 30B tokens; batch,
@@ -136,6 +132,12 @@ def identity_of(
     model = {k: v for k, v in config.to_dict().items() if k not in ("transformers_version", "dtype", "architectures")}
     data = {"train": train_set.fingerprint, "valid": valid_set.fingerprint}
     return json.loads(json.dumps({"model": model, "recipe": recipe.identity(), "data": data}))
+
+
+def identity_defaults() -> dict[str, dict[str, Any]]:
+    """What an identity means by a field that it does not have, since it was written before there was one."""
+    model = {f.name: f.default for f in fields(GvaConfig) if f.name in own_fields()}
+    return {"model": model, "recipe": Recipe().identity(), "data": {}}
 
 
 def _typed(name: str, value: Any) -> Any:

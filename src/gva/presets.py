@@ -1,0 +1,59 @@
+"""The attentions and sizes that have names."""
+
+from typing import Any
+
+# The paper's rows and more. A variant says how keys come about; a preset says how large the model is.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "mha": {"attention": "mha"},
+    "mqa": {"attention": "mqa"},
+    "gqa": {"attention": "gqa"},
+    "mla": {"attention": "mla", "rope_dim": 16},
+    "shared-kv": {"attention": "shared_kv"},
+    "shared-kv-qnorm": {"attention": "shared_kv", "query_norm": True},
+    "gva-baseline": {"attention": "gva", "positional": "rope", "map_init": "standard"},
+    "gva-scale-matched": {
+        "attention": "gva",
+        "positional": "rope",
+        "map_init": "scale_matched",
+        "query_norm": True,
+    },
+    "gva-variance-fixed": {"attention": "gva", "positional": "rope", "map_init": "scale_matched"},
+    "gva-drope-24": {"attention": "gva", "positional": "decoupled", "rope_dim": 24},
+    "gva-drope-16": {"attention": "gva", "positional": "decoupled", "rope_dim": 16},
+    "gta": {"attention": "gta"},
+}
+
+# Our choices where the paper is silent: the depth, width and vocabulary of the 350M model (chosen so that
+# GQA has about 341M parameters and d_r = 16 and 24 save the paper's 47% and 45%), its context, RoPE base 10000.
+PRESETS: dict[str, dict[str, Any]] = {
+    "demo": {
+        "vocab_size": 2048,
+        "hidden_size": 128,
+        "intermediate_size": 352,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_value_groups": 2,
+        "value_head_dim": 32,
+        "max_position_embeddings": 256,
+    },
+    "small": {
+        "vocab_size": 16384,
+        "hidden_size": 512,
+        "intermediate_size": 1408,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 8,
+        "num_value_groups": 2,
+        "value_head_dim": 64,
+        "max_position_embeddings": 1024,
+    },
+    "paper-350m": {
+        "vocab_size": 50304,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "num_value_groups": 4,
+        "value_head_dim": 64,
+        "max_position_embeddings": 2048,
+    },
+}
