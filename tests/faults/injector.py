@@ -1,7 +1,7 @@
 """Commands of gva run in processes whose file operations are counted, and ended at the N-th of them.
 
 A job is one command line. A server imports the library once, under preload.c, and forks for every job, so that a kill
-costs a blink. The operations of a job's own children count with it, and all its processes end together, as a machine does.
+costs a blink; what a comparison starts is forked too. All processes of a job count together, and end together.
 """
 
 import ctypes
@@ -12,8 +12,11 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any
 
 HERE = Path(__file__).parent
 KILL, FULL = 0, 1  # what happens at an operation: the end of every process, or a disk that is full from there on
@@ -69,7 +72,10 @@ class Injector:
         self._server.stdin.flush()
         return Outcome(**json.loads(self._server.stdout.readline()))
 
-    def close(self) -> None:
+    def __enter__(self) -> "Injector":
+        return self
+
+    def __exit__(self, *error: object) -> None:
         assert self._server.stdin is not None
         self._server.stdin.close()
         self._server.wait(timeout=30)
@@ -78,9 +84,12 @@ class Injector:
 def _serve() -> None:
     import gva.data.prepare  # what jobs need is imported once, here
     import gva.report
-    import gva.study.runner
+    import gva.study.child
     import gva.train.loop  # noqa: F401
     from gva.cli import main
+    from gva.study import runner
+
+    runner.subprocess = _Forking  # type: ignore[assignment]
 
     with open(os.environ["FAULTS_CONTROL"], "r+b") as file:
         control = Control.from_buffer(mmap.mmap(file.fileno(), 0))
@@ -91,22 +100,50 @@ def _serve() -> None:
             control.count = control.processes = 0
             control.at, control.half, control.mode = job["at"], job["half"], job["mode"]
             control.folder = job["folder"].encode()
-            child = os.fork()
-            if child == 0:
-                os.dup2(said.fileno(), 1)
-                os.dup2(said.fileno(), 2)
-                code = 70
-                try:
-                    code = main(job["words"])
-                finally:
-                    sys.stdout.flush()
-                    sys.stderr.flush()
-                    os._exit(code)
+            child = _fork(lambda words=job["words"]: main(words), said.fileno(), said.fileno())
             status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
             control.folder = b""
             said.seek(0)
             answers.write(json.dumps({"operations": control.count, "code": status, "said": said.read()[-2000:]}) + "\n")
             answers.flush()
+
+
+def _fork(work: Callable[[], int], out: int, err: int) -> int:
+    """A process that does this work and ends with its code."""
+    child = os.fork()
+    if child:
+        return child
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+    code = 70
+    try:
+        code = work()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+class _Forking:
+    """In place of `subprocess`, where a comparison starts the process of a row: `python -m gva.study.child JOB`."""
+
+    class Popen:
+        def __init__(self, words: list[str], stdout: IO, stderr: IO, **settings: Any) -> None:
+            from gva.study import child
+
+            job = json.loads(words[-1])
+            self.pid = _fork(lambda: child.main(job), stdout.fileno(), stderr.fileno())
+            self.returncode: int | None = None
+
+        def poll(self) -> int | None:
+            if self.returncode is None and (ended := os.waitpid(self.pid, os.WNOHANG))[0]:
+                self.returncode = os.waitstatus_to_exitcode(ended[1])
+            return self.returncode
+
+        def send_signal(self, number: int) -> None:
+            os.kill(self.pid, number)
 
 
 if __name__ == "__main__":

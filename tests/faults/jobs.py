@@ -84,12 +84,24 @@ ARCHIVE = Job("archive", _archive, lambda folder: tree(folder / "kept"))
 JOBS = (PREPARE, AGAIN, TRAIN, COMPARE, ARCHIVE)
 
 
-def write_inputs(inputs: Path) -> None:
+def spread(operations: int, most: int) -> list[tuple[int, bool]]:
+    """Up to `most` of the operations, evenly, each before it is done and halfway through it."""
+    every = [(at, half) for at in range(1, operations + 1) for half in (False, True)]
+    chosen = min(most, len(every))
+    return [every[i * len(every) // chosen] for i in range(chosen)]
+
+
+def write_inputs(injector: Injector, inputs: Path) -> Path:
+    """Two files of text, a folder prepared from them, and a comparison of two runs on that."""
+    inputs.mkdir()
     rng = random.Random(0)
     words = ["".join(rng.choices("abcdefgh", k=rng.randint(1, 7))) for _ in range(200)]
     for name in ("a.jsonl", "b.jsonl"):
         texts = [" ".join(rng.choices(words, k=rng.randint(5, 60))) for _ in range(300)]
         (inputs / name).write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    for job, folder in ((PREPARE, inputs / "prepared"), (COMPARE, inputs / "compared")):
+        must(injector.run(job.words(folder, inputs), folder))
+    return inputs
 
 
 class Trial:

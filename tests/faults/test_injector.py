@@ -7,9 +7,8 @@ from faults.injector import FULL, Injector
 
 @pytest.fixture(scope="module")
 def injector(tmp_path_factory):
-    started = Injector(tmp_path_factory.mktemp("injector"))
-    yield started
-    started.close()
+    with Injector(tmp_path_factory.mktemp("injector")) as started:
+        yield started
 
 
 def draw(folder):
