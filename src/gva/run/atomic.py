@@ -4,14 +4,32 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from gva.run.files import opened, remove
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
+    """Replaces what has the name, a link too, and never what a link leads to."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # two writers never share one
-    temporary.write_bytes(content.encode() if isinstance(content, str) else content)
-    os.replace(temporary, path)
+    remove(temporary)
+    try:
+        with opened(temporary, "xb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())  # or a machine that fails finds the name without the bytes
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            remove(temporary)
+        raise
+
+
+def sweep(folder: Path) -> None:
+    """Remove what writers that were killed have left. For whoever holds the folder alone."""
+    for left in folder.glob(".*.tmp"):
+        remove(left)
 
 
 @contextmanager

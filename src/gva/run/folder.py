@@ -11,6 +11,7 @@ from typing import Any
 
 import gva
 from gva.run.atomic import write_atomically
+from gva.run.files import opened, read_object
 
 RUN = "run.json"  # what the run is
 CHECKPOINTS = "checkpoints"  # what it goes on from
@@ -18,14 +19,14 @@ MODEL = "model"  # what it ends with: a HuggingFace folder
 
 
 @contextmanager
-def locked(out: Path) -> Iterator[None]:
+def locked(out: Path, doing: str = "training") -> Iterator[None]:
     """Hold the folder for this process; the lock goes with it, however it ends."""
     out.mkdir(parents=True, exist_ok=True)
-    with (out / ".lock").open("w") as file:
+    with opened(out / ".lock", "a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise BlockingIOError(f"{out}: another process is training here; stop it, or give another --out") from None
+            raise BlockingIOError(f"{out}: another process is {doing} here; stop it, or give another --out") from None
         yield
 
 
@@ -41,7 +42,7 @@ def claim(out: Path, identity: dict[str, Any], defaults: dict[str, Any], recipe:
 
 def read_run(out: Path) -> dict[str, Any]:
     """What a run recorded of itself: its identity (model, recipe, data), the whole recipe, versions."""
-    return json.loads((out / RUN).read_text())
+    return read_object(out / RUN, "it says what the run is, so copy it again, or train in another --out")
 
 
 def commit() -> str:
