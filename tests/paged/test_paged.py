@@ -110,6 +110,19 @@ def test_streaming_and_a_reader_that_leaves():
     assert len(generator.cache.free) == 10, "its pages came back"
 
 
+def test_a_second_stream_is_refused_and_the_first_goes_on():
+    model, asked = tiny_model("gva-drope-16"), prompts(5, 8)
+    generator = PagedGenerator(model, batch=2, max_tokens=20, page=4)
+    first, second = generator.stream(asked, NEW), generator.stream(prompts(7), NEW)
+    got = [next(first)]
+    with pytest.raises(RuntimeError, match="in the middle of a stream, .*; read it to its end or close"):
+        next(second)
+    got += first
+    answers = [[token for number, token in got if number == i] for i in range(2)]
+    assert answers == [hf_greedy(model, prompt) for prompt in asked]
+    assert generator.generate(asked, NEW) == answers, "it is free again"
+
+
 def test_sampling_follows_the_model():
     """At a high temperature tokens spread, at a low one they are the greedy ones."""
     model, (prompt,) = tiny_model("gva-drope-16"), prompts(6)

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
+from threading import Lock
 from typing import Any
 
 import torch
@@ -96,6 +97,7 @@ class PagedGenerator:
         self.use_graph = self.device.type == "cuda" if cuda_graph is None else cuda_graph
         self.graph: Any = None
         self._compiled_layer = torch.compile(run_layer, fullgraph=True, dynamic=False) if compile else None
+        self._streaming = Lock()  # pages and buffers are one stream's at a time
 
     def generate(self, prompts: Iterable[list[int]], max_new_tokens: int, end: int | None = None) -> list[list[int]]:
         """New tokens of each prompt, in the order of the prompts; the end token, if it comes, is the last."""
@@ -108,7 +110,9 @@ class PagedGenerator:
     def stream(
         self, prompts: Iterable[list[int]], max_new_tokens: int, end: int | None = None
     ) -> Iterator[tuple[int, int]]:
-        """(number of the prompt, token) as they come. A sequence that ends makes room for the next prompt."""
+        """(number of the prompt, token) as they come. A sequence that ends makes room for the next prompt.
+
+        One stream at a time: a second one is refused until the first has ended or was closed."""
         check(max_new_tokens > 0, "max_new_tokens", max_new_tokens, "must be positive")
         waiting = deque(enumerate(prompts))
         for number, prompt in waiting:
@@ -117,6 +121,11 @@ class PagedGenerator:
             check(total <= limit, f"prompt {number}", total, f"tokens, the new ones counted, exceed max_tokens={limit}")
             if self._pages(total) > self.cache.pages:
                 raise OutOfPages(f"prompt {number} needs {self._pages(total)} pages, the cache has {self.cache.pages}")
+        if not self._streaming.acquire(blocking=False):
+            raise RuntimeError(
+                "this PagedGenerator is in the middle of a stream, whose pages another one would write over; read it "
+                "to its end or close() it, give all prompts to one call, or make a generator for each"
+            )
         running: dict[int, list[int]] = {}  # sequence -> [number of the prompt, tokens still to come, pages promised]
         try:
             while waiting or running:
@@ -131,6 +140,7 @@ class PagedGenerator:
         finally:
             for sequence in list(running):
                 self._end(sequence, running)
+            self._streaming.release()
 
     @torch.no_grad()
     def step(self) -> None:
