@@ -6,7 +6,7 @@ SERVE := .venv-serve
 BIN := $(VENV)/bin
 PIP := pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-oldest test-serve gpu-test lint format clean
+.PHONY: demo test test-oldest test-serve gpu-test faults lint format clean
 
 demo: $(VENV)/.package
 	$(BIN)/gva compare --preset demo
@@ -31,6 +31,10 @@ test-serve: $(SERVE)/.dev
 # On a machine with an NVIDIA GPU, with its own python and torch as they are.
 gpu-test:
 	PYTHONPATH=src $(PYTHON) -m pytest -m gpu
+
+# Commands killed at every kind of file operation and run again: nothing may be lost. `make test` has a sample of it.
+faults: $(VENV)/.dev
+	PYTHONPATH=tests $(BIN)/python -m faults
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

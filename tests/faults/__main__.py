@@ -1,11 +1,12 @@
 """`make faults`: every job ended at many of its file operations, run again, and compared with one that nobody ended.
 
-A row of the CSV is written as a job is through, so that a stopped run keeps what it has; the table goes into
-docs/reliability.md by `python studies/table.py`.
+A row of the CSV is written as a job is through, so that a stopped sweep keeps what it has; `python benchmarks/table.py`
+puts the table into docs/reliability.md.
 """
 
 import argparse
 import csv
+import random
 import sys
 import tempfile
 import time
@@ -19,15 +20,13 @@ from faults.injector import FULL, KILL, Injector
 from faults.jobs import JOBS, Trial, spread, write_inputs
 from gva.run.folder import commit
 
-FIELDS = ("job", "operations", "kills", "halfway", "disk_full", "lost", "seconds", "gva", "torch", "commit")
+FIELDS = ("job", "operations", "kills", "halfway", "twice", "disk_full", "lost", "seconds", "gva", "torch", "commit")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m faults", description=__doc__)
     parser.add_argument("--kills", type=int, default=200, help="of each job at most, spread over its operations")
-    parser.add_argument(
-        "--full", type=int, default=40, help="tries of each job in which the disk is full from there on"
-    )
+    parser.add_argument("--full", type=int, default=40, help="tries of each job with a disk full from there on")
     parser.add_argument("--job", action="append", help="these alone; repeatable")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/faults.csv"))
     arguments = parser.parse_args()
@@ -42,23 +41,37 @@ def main() -> int:
             for job in JOBS:
                 if arguments.job and job.name not in arguments.job:
                     continue
-                started = time.monotonic()
-                trial = Trial(injector, job, inputs, Path(scratch) / job.name)
-                kills = [(at, half, KILL) for at, half in spread(trial.operations, arguments.kills)]
-                full = [(at, half, FULL) for at, half in spread(trial.operations, arguments.full)]
-                wrong = 0
-                for at, half, mode in tqdm([*kills, *full], desc=job.name, disable=not sys.stderr.isatty()):
-                    if told := trial.fails_at(at, half, mode):
-                        wrong += 1
-                        how = "full disk" if mode == FULL else "killed"
-                        print(f"{job.name}, {how} at operation {at}{', halfway' * half}: {told}", flush=True)
-                found = {"job": job.name, "operations": trial.operations, "kills": len(kills)}
-                found |= {"halfway": sum(half for _, half, _ in kills), "disk_full": len(full), "lost": wrong}
-                table.writerow({**found, "seconds": round(time.monotonic() - started), **versions})
+                trial = Trial(injector, job, inputs, Path(scratch) / job.name.replace(" ", "-"))
+                found = sweep(trial, arguments.kills, arguments.full)
+                table.writerow({"job": job.name, "operations": trial.operations, **found, **versions})
                 file.flush()
-                print(f"{job.name}: {len(kills)} kills, {len(full)} full disks, {wrong} lost", flush=True)
-                lost += wrong
+                print(f"{job.name}: {found['kills']} kills, {found['disk_full']} full disks, {found['lost']} lost")
+                lost += found["lost"]
     return 1 if lost else 0
+
+
+def sweep(trial: Trial, most: int, full: int) -> dict[str, int]:
+    """Kills, and full disks, over all operations of a job; how many left something lost."""
+    started, rng, lost = time.monotonic(), random.Random(0), 0
+    # Of every second one the try after it is killed too, wherever that happens to be.
+    kills = [
+        (at, half, KILL, rng.randint(1, trial.operations) if number % 2 else 0)
+        for number, (at, half) in enumerate(spread(trial.operations, most))
+    ]
+    disks = [(at, half, FULL, 0) for at, half in spread(trial.operations, full)]
+    for at, half, mode, then in tqdm([*kills, *disks], desc=trial.job.name, disable=not sys.stderr.isatty()):
+        if told := trial.fails_at(at, half, mode, then):
+            lost += 1
+            how = "full disk" if mode == FULL else "killed"
+            print(f"{trial.job.name}, {how} at operation {at}{', halfway' * half}, then {then}: {told}", flush=True)
+    return {
+        "kills": len(kills) + sum(then > 0 for *_, then in kills),
+        "halfway": sum(half for _, half, *_ in kills),
+        "twice": sum(then > 0 for *_, then in kills),
+        "disk_full": len(disks),
+        "lost": lost,
+        "seconds": round(time.monotonic() - started),
+    }
 
 
 if __name__ == "__main__":

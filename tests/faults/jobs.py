@@ -118,8 +118,9 @@ class Trial:
         self.operations = must(injector.run(job.words(whole, inputs), whole)).operations
         self.expected = job.left(whole)
 
-    def fails_at(self, at: int, half: bool, mode: int = KILL) -> str:
-        """Let operation `at` fail, run the command again; returns what is wrong then, or nothing."""
+    def fails_at(self, at: int, half: bool, mode: int = KILL, then: int = 0) -> str:
+        """Let operation `at` fail, and of a second try operation `then`; run the command again. Returns what is wrong
+        in the end, or nothing."""
         folder = self.scratch / "try"
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(self.start, folder)
@@ -129,14 +130,14 @@ class Trial:
             return f"ended with {first.code} instead of being killed: {first.said}"
         if mode == FULL and "Traceback" in first.said:
             return f"a full disk ends in a traceback: {first.said}"
+        if then:
+            self.injector.run(words, folder, then)
         again = self.injector.run(words, folder)
         if again.code:
             return f"run again it ends with {again.code}: {again.said}"
         left = self.job.left(folder)
-        wrong = [
-            name for name in sorted(left.keys() | self.expected.keys()) if left.get(name) != self.expected.get(name)
-        ]
-        return f"differs in {wrong}" if wrong else ""
+        wrong = [name for name in left.keys() | self.expected.keys() if left.get(name) != self.expected.get(name)]
+        return f"differs in {sorted(wrong)}" if wrong else ""
 
 
 def must(outcome: Outcome) -> Outcome:

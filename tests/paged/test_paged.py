@@ -115,7 +115,7 @@ def test_a_second_stream_is_refused_and_the_first_goes_on():
     generator = PagedGenerator(model, batch=2, max_tokens=20, page=4)
     first, second = generator.stream(asked, NEW), generator.stream(prompts(7), NEW)
     got = [next(first)]
-    with pytest.raises(RuntimeError, match="in the middle of a stream, .*; read it to its end or close"):
+    with pytest.raises(RuntimeError, match=r"in the middle of a stream, .*; read it to its end or close"):
         next(second)
     got += first
     answers = [[token for number, token in got if number == i] for i in range(2)]
