@@ -6,7 +6,7 @@ SERVE := .venv-serve
 BIN := $(VENV)/bin
 PIP := pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-oldest test-serve gpu-test faults lint format clean
+.PHONY: demo test test-oldest test-serve gpu-test faults lint docs format clean
 
 demo: $(VENV)/.package
 	$(BIN)/gva compare --preset demo
@@ -41,6 +41,11 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# The site, into build/site. Strict: a dead link or a missing picture fails.
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "build/site/index.html"
+
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -56,6 +61,10 @@ $(VENV)/.package: pyproject.toml constraints.txt
 
 $(VENV)/.dev: $(VENV)/.package
 	$(BIN)/$(PIP) -c constraints.txt -e '.[dev,train,eval,report]'
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.package
+	$(BIN)/$(PIP) -c constraints.txt -e '.[docs]'
 	@touch $@
 
 $(OLDEST)/.dev: pyproject.toml constraints.txt

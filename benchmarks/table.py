@@ -16,7 +16,7 @@ from gva.report.tables import fill
 
 ROOT = pathlib.Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-PLOT = RESULTS / "decode-efficiency.svg"
+PLOT = ROOT / "docs" / "decode-efficiency.svg"
 PAPER_TOKENS = 30e9
 BARS = {"single": 0.85, "medium": 0.92, "large": 0.97}
 

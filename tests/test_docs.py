@@ -1,10 +1,14 @@
 """Tables and plots in the documentation are those that the measured CSVs give."""
 
+import inspect
 import re
 import runpy
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+
+import gva
 
 ROOT = Path(__file__).parent.parent
 
@@ -51,3 +55,26 @@ def test_the_files_that_the_architecture_names_exist():
     assert len(named) > 50
     homes = [ROOT, ROOT / "src" / "gva", ROOT / "src" / "gva" / "attention", ROOT / "docs", ROOT / "tests" / "ops"]
     assert [name for name in named if not any((home / name).exists() for home in homes)] == []
+
+
+def test_every_public_name_is_in_the_reference():
+    named = set(re.findall(r"^::: ([\w.]+)$", (ROOT / "docs" / "api.md").read_text(encoding="utf-8"), re.MULTILINE))
+    ends = {name.rpartition(".")[2] for name in named}
+    assert set(gva.__all__) - {"ops"} <= ends
+    whole = [module for name in named if inspect.ismodule(module := importable(name))]
+    of_modules = {name for module in whole for name in vars(module) if not name.startswith("_")}
+    assert set(gva.ops.__all__) <= ends | of_modules
+
+
+def importable(name: str) -> object:
+    """The module or the thing in a module of this name; raises if there is none."""
+    try:
+        return import_module(name)
+    except ModuleNotFoundError:
+        module, _, last = name.rpartition(".")
+        return getattr(import_module(module), last)
+
+
+def test_the_workflow_runs_what_must_hold():
+    text = (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
+    assert re.search(r"^\s+- run: \.ci/run$", text, re.MULTILINE)
