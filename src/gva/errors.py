@@ -1,5 +1,6 @@
 """Messages that name the argument, its value and what is allowed."""
 
+import math
 from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any
@@ -24,3 +25,10 @@ def check(condition: bool, argument: str, value: Any, rule: str) -> None:
     """Raise ValueError that names the argument and its value unless `condition` holds."""
     if not condition:
         raise ValueError(f"{argument}={value!r}: {rule}")
+
+
+def check_finite(what: str, values: Iterable[float], remedy: str) -> None:
+    """Raise ArithmeticError unless all values are numbers: what is none never becomes a result."""
+    wrong = [value for value in values if not math.isfinite(value)]
+    if wrong:
+        raise ArithmeticError(f"{what} {wrong[0]} instead of a number; {remedy}")

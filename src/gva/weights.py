@@ -8,13 +8,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gva.run.atomic import staging_folder
+from gva.run.files import FolderError, inside, read_object
 
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
 
 
 def verify_folder(folder: str | os.PathLike) -> None:
-    """Raise OSError that names the file if a safetensors shard of a checkpoint is missing or truncated."""
+    """Raise OSError that names the file if a safetensors shard of a checkpoint is missing or truncated, and FolderError
+    if its index names a file outside."""
     folder = Path(folder)
     index = folder / INDEX
     if index.is_file():
@@ -31,6 +33,15 @@ def verify_folder(folder: str | os.PathLike) -> None:
         names = [WEIGHTS] if (folder / WEIGHTS).is_file() else []
     for name in names:
         verify_shard(folder / name)
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether a checkpoint has its config and all of its weights, none of them cut short."""
+    try:
+        verify_folder(folder)
+        return bool(read_object(folder / "config.json", "")) and any(folder.glob("*.safetensors"))
+    except (OSError, FolderError):
+        return False
 
 
 def verify_shard(path: Path) -> None:
@@ -70,8 +81,9 @@ def replacing(folder: str | os.PathLike) -> Iterator[Path]:
 
 
 def shards_of(folder: Path) -> list[str]:
-    """The shards that a folder's index names; none if it has no readable index."""
+    """The shards that a folder's index names, each a file of the folder; none if it has no readable index."""
     try:
-        return sorted(set(json.loads((folder / INDEX).read_text())["weight_map"].values()))
-    except (OSError, ValueError, KeyError):
+        names = json.loads((folder / INDEX).read_text())["weight_map"].values()
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
         return []
+    return sorted({inside(folder, name, folder / INDEX).name for name in names})

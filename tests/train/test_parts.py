@@ -11,7 +11,7 @@ from gva import GvaConfig, cost
 from gva.run.folder import differences
 from gva.train.optimizer import learning_rate, make_optimizer, named_state, set_learning_rate
 from gva.train.recipe import RECIPES, Recipe, build, identity_defaults, identity_of, read_overrides
-from gva.train.zclip import ZClip, gradient_norm, scale_gradients
+from gva.train.zclip import ZClip, scale_gradients, total_norm
 from models import tiny_config, tiny_model
 
 
@@ -101,13 +101,13 @@ def test_zclip_follows_the_paper():
 
 def test_gradients_are_scaled_to_the_target_or_left_alone():
     gradients = [torch.full((3,), 2.0), torch.full((1,), 2.0)]
-    norm = gradient_norm(gradients)
+    norm = total_norm(gradients)
     assert norm.item() == pytest.approx(4.0)
     before = [g.clone() for g in gradients]
     scale_gradients(gradients, norm, norm.double())
     assert all(torch.equal(a, b) for a, b in zip(gradients, before, strict=True))
     scale_gradients(gradients, norm, torch.tensor(1.0, dtype=torch.float64))
-    assert gradient_norm(gradients).item() == pytest.approx(1.0)
+    assert total_norm(gradients).item() == pytest.approx(1.0)
 
 
 def test_gains_do_not_decay_and_the_state_names_each_weight_once():

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shutil
 import subprocess
 
 import pytest
@@ -172,6 +173,40 @@ def test_nan_stops_with_the_step_the_batch_and_what_to_try(tmp_path, data, monke
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step-00000005"]
     monkeypatch.setattr(loop, "train_step", real)
     assert run_here(data, tmp_path, "checkpoint_every=5", steps=20)[-1]["step"] == 20
+
+
+def test_a_validation_loss_that_is_no_number_is_no_result(tmp_path, data, monkeypatch):
+    real = loop.measure.validate
+    monkeypatch.setattr(loop.measure, "validate", lambda *a: {**real(*a), "valid_loss": float("nan")})
+    with pytest.raises(NonFiniteLoss, match=r"validation loss nan at step 10: stopped.*step 5 is from before it"):
+        run_here(data, tmp_path, "checkpoint_every=5", "eval_every=10", steps=20)
+    assert not read_metrics(tmp_path, "eval")
+    assert not is_done(tmp_path)
+
+
+@pytest.mark.parametrize("spoil", ["empty", "cut short"])
+def test_a_finished_run_whose_model_is_not_whole_exports_it_again(tmp_path, data, spoil):
+    run_here(data, tmp_path, "checkpoint_every=4", steps=8)
+    weights = tmp_path / "model" / "model.safetensors"
+    before = weights.read_bytes()
+
+    def spoiled():
+        if spoil == "empty":
+            for file in (tmp_path / "model").iterdir():
+                file.unlink()
+        else:
+            weights.write_bytes(before[:1000])
+
+    spoiled()
+    run_here(data, tmp_path, "checkpoint_every=4", steps=8)
+    assert weights.read_bytes() == before
+    spoiled()
+    shutil.rmtree(tmp_path / "checkpoints")
+    with pytest.raises(
+        OSError, match=r"model: not whole, though its training is done, .*no checkpoint to export it from"
+    ):
+        run_here(data, tmp_path, "checkpoint_every=4", steps=8)
+    assert is_done(tmp_path), "what it measured is still there"
 
 
 def test_what_does_not_fit_is_told_before_anything_is_written(tmp_path, data):

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gva.evaluate.results import METRICS, Scored
+from gva.evaluate.results import METRICS, Scored, check_scores
 from gva.evaluate.tasks import Task, load_rows
 
 INSTALL = "pip install 'grouped-value-attention[eval]'"
@@ -87,6 +87,7 @@ def _read(task: Task, report: dict[str, Any]) -> Scored:
     samples = sorted(report["samples"][task.name], key=lambda sample: sample["doc_id"])
     pairs = [[tuple(pair) for pair in sample["arguments"]] for sample in samples]
     found = [[float(answer[0]) for answer in sample["filtered_resps"]] for sample in samples]
+    check_scores(task.name, found)
     names = [name for metric in METRICS for name in (metric, f"{metric}_stderr")]
     given = {name: numbers.get(f"{name},none") for name in names}  # its word for no filter; "N/A" where there is none
     result = {name: float(value) if isinstance(value, float | int) else None for name, value in given.items()}

@@ -16,6 +16,7 @@ from gva.model import GvaConfig, GvaForCausalLM
 from gva.run.checkpoints import path_of, read_checkpoint, step_of, steps_in
 from gva.run.folder import CHECKPOINTS, MODEL, RUN, read_run
 from gva.run.metrics import read_metrics
+from gva.run.storage import LIST
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ def find(path: Path) -> Place:
     if (path / "config.json").is_file():
         of_run = path.name == MODEL and (path.parent / RUN).is_file()
         return _of_run(path.parent) if of_run else Place(path)
-    if (path / ".metadata").is_file():
+    if (path / LIST).is_file():
         run = path.parent.parent
         if not (run / RUN).is_file():
             raise FileNotFoundError(
@@ -88,9 +89,10 @@ def load_model(place: Place, dtype: torch.dtype | None = None, device: str | Non
 def _from_training(place: Place) -> GvaForCausalLM:
     """The weights alone out of a training checkpoint."""
     assert place.run is not None
-    model = GvaForCausalLM(GvaConfig.from_dict(read_run(place.run)["identity"]["model"]))
+    identity = read_run(place.run)["identity"]
+    model = GvaForCausalLM(GvaConfig.from_dict(identity["model"]))
     weights = {f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}
-    read_checkpoint(place.weights, weights, "give another of its run")
+    read_checkpoint(place.weights, weights, identity, "give another of its run")
     return model
 
 

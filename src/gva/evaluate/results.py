@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from gva.errors import check_finite
 from gva.evaluate.tasks import Item, Task
 from gva.text import aligned
 
@@ -24,6 +25,7 @@ class Scored:
 def summarise(task: Task, items: list[Item], found: list[list[float]]) -> dict[str, Any]:
     """acc: the likeliest choice is right. acc_norm: the likeliest per character is; None where
     lm-evaluation-harness defines none (WinoGrande, whose choices are one and the same text)."""
+    check_scores(task.name, found)
     summary: dict[str, Any] = {}
     for metric in METRICS:
         if metric == "acc_norm" and not task.normalised:
@@ -33,6 +35,12 @@ def summarise(task: Task, items: list[Item], found: list[list[float]]) -> dict[s
         summary |= {metric: sum(right) / len(right), f"{metric}_stderr": _standard_error(right)}
     chance = sum(1 / len(item.pairs) for item in items) / len(items)
     return summary | {"chance": chance, "items": len(items)}
+
+
+def check_scores(task: str, found: list[list[float]]) -> None:
+    """Refuse accuracies of a model that gives no numbers: the first choice would count as the likeliest."""
+    what = f"{task}: a loglikelihood is"
+    check_finite(what, (x for item in found for x in item), "the model's weights are damaged, or its training diverged")
 
 
 def _is_right(item: Item, scores: list[float], metric: str) -> bool:

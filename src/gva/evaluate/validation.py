@@ -9,7 +9,7 @@ from tqdm import tqdm
 
 from gva.data.batches import IGNORED, Batches
 from gva.data.shards import TokenDataset
-from gva.errors import check
+from gva.errors import check, check_finite
 from gva.evaluate.scoring import BATCH_TOKENS, model_losses
 
 
@@ -39,6 +39,7 @@ def validation_loss(
         total += losses(**batch).double().sum()
         count += int((batch["labels"] != IGNORED).sum())
     loss = total.item() / count
+    check_finite("the validation loss is", [loss], "the model's weights are damaged, or its training diverged")
     return {
         "valid_loss": loss,
         "bits_per_byte": loss / batches.bytes_per_token(len(chosen)) / math.log(2),

@@ -1,11 +1,13 @@
 """Checkpoints of a run, which training goes on from: written in the background, whole or not there, the last good one
-surviving a kill at any moment. The weights of one can be read by themselves."""
+surviving a kill at any moment. Each knows its run and its bytes. The weights of one can be read by themselves."""
 
+import json
 import os
 import shutil
 import warnings
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,9 +15,14 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
+from gva.run.atomic import write_atomically
+from gva.run.files import inside, read_object, subfolder
+from gva.run.folder import CHECKPOINTS, contradictions
 from gva.run.ranks import Ranks
+from gva.run.storage import Reader, Writer, checksum
 
 UNFINISHED = ".unfinished"
+RECORD = "checkpoint.json"  # of which run and step a checkpoint is, and the sums of its files
 
 
 class CheckpointError(OSError):
@@ -23,14 +30,13 @@ class CheckpointError(OSError):
 
 
 class Checkpoints:
-    """The folder `step-00000500`, ... of a run. A folder appears under that name once it is whole."""
+    """The folders `checkpoints/step-00000500`, ... of a run. One appears under that name once it is whole."""
 
-    def __init__(self, folder: Path, ranks: Ranks, keep: int) -> None:
-        self.folder, self.ranks, self.keep = folder, ranks, keep
-        self._pending: tuple[int, Future] | None = None
+    def __init__(self, out: Path, identity: dict[str, Any], ranks: Ranks, keep: int) -> None:
+        self.folder, self.identity, self.ranks, self.keep = out / CHECKPOINTS, identity, ranks, keep
+        self._pending: tuple[int, Writer, Future] | None = None
         if ranks.first:
-            folder.mkdir(parents=True, exist_ok=True)
-            for left in folder.glob(f"*{UNFINISHED}"):
+            for left in subfolder(out, CHECKPOINTS).glob(f"*{UNFINISHED}"):
                 shutil.rmtree(left, ignore_errors=True)
         dist.barrier(ranks.side)
 
@@ -45,17 +51,17 @@ class Checkpoints:
         self.finish()
         # A copy of what lives on the host is ours to make: the writer would keep a view of it.
         staged = {name: t.detach().clone() if t.device.type == "cpu" else t for name, t in state.items()}
-        target = self.path(step).with_name(self.path(step).name + UNFINISHED)
+        writer = Writer(self._unfinished(step))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            future = dcp.async_save(staged, checkpoint_id=target, process_group=self.ranks.writer)
-        self._pending = (step, future if isinstance(future, Future) else future.upload_completion)
+            future = dcp.async_save(staged, storage_writer=writer, process_group=self.ranks.writer)
+        self._pending = (step, writer, future if isinstance(future, Future) else future.upload_completion)
 
     def poll(self) -> None:
         """Publish a checkpoint that every rank has written meanwhile. All ranks call this at the same step."""
         if self._pending is None:
             return
-        written = torch.tensor(float(self._pending[1].done()))
+        written = torch.tensor(float(self._pending[-1].done()))
         if self.ranks.world > 1:
             dist.all_reduce(written, op=dist.ReduceOp.MIN, group=self.ranks.side)
         if written:
@@ -68,13 +74,13 @@ class Checkpoints:
         if self.ranks.world == 1:
             self.finish()
         else:
-            self._pending[1].exception()
+            self._pending[-1].exception()
 
     def finish(self) -> None:
         """Wait for the checkpoint under way and publish it."""
         if self._pending is None:
             return
-        step, future = self._pending
+        step, writer, future = self._pending
         self._pending = None
         try:
             future.result()
@@ -82,15 +88,24 @@ class Checkpoints:
             good = self.steps()
             left = f"the checkpoint of step {good[-1]} is whole" if good else "there is no earlier one"
             raise CheckpointError(f"{self.path(step)}: could not be written ({_reason(error)}); {left}") from error
-        dist.barrier(self.ranks.side)
+        sums: list[dict[str, str]] = [{}] * self.ranks.world
+        dist.all_gather_object(sums, writer.sums, self.ranks.side)
         if self.ranks.first:
-            os.replace(self.path(step).with_name(self.path(step).name + UNFINISHED), self.path(step))
+            files = {name: told for of_rank in sums for name, told in of_rank.items()}
+            record = {"run": self.identity, "step": step, "files": files}
+            write_atomically(self._unfinished(step) / RECORD, json.dumps(record, indent=2))
+            os.replace(self._unfinished(step), self.path(step))
             for old in self.steps()[: -self.keep]:
                 shutil.rmtree(self.path(old), ignore_errors=True)
         dist.barrier(self.ranks.side)
 
     def load(self, step: int, state: dict[str, Tensor]) -> None:
-        read_checkpoint(self.path(step), state, "remove it to go on from the one before", self.ranks.side)
+        earlier = [other for other in self.steps() if other < step]
+        before = f"go on from the one before, of step {earlier[-1]}" if earlier else "begin again"
+        read_checkpoint(self.path(step), state, self.identity, f"remove it to {before}", self.ranks.side)
+
+    def _unfinished(self, step: int) -> Path:
+        return self.path(step).with_name(self.path(step).name + UNFINISHED)
 
 
 def steps_in(folder: Path) -> list[int]:
@@ -106,15 +121,41 @@ def step_of(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 
 
-def read_checkpoint(path: Path, state: dict[str, Tensor], advice: str, group: dist.ProcessGroup | None = None) -> None:
-    """Read into these tensors, however they were sharded when written; all ranks of a group together, or one process
-    alone. `advice` is for whoever has one that cannot be read."""
+def read_checkpoint(
+    path: Path, state: dict[str, Tensor], identity: dict[str, Any], advice: str, group: dist.ProcessGroup | None = None
+) -> None:
+    """Read into these tensors, however they were sharded when written, if the checkpoint is of the run of this identity
+    and undamaged; all ranks of a group together, or one process alone. `advice` is for whoever has one that is not."""
+    rank, world = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
+    wrong = [_wrong(path, identity, rank, world)] * world
+    if group is not None:
+        dist.all_gather_object(wrong, wrong[0], group)  # or others would wait for whoever has found something
+    if any(wrong):
+        raise CheckpointError(f"{path}: cannot be read ({next(filter(None, wrong))}); {advice}")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            dcp.load(state, checkpoint_id=path, process_group=group, no_dist=group is None)
+            dcp.load(state, storage_reader=Reader(path), process_group=group, no_dist=group is None)
     except (Exception, CheckpointException) as error:
         raise CheckpointError(f"{path}: cannot be read ({_reason(error)}); {advice}") from error
+
+
+def _wrong(path: Path, identity: dict[str, Any], rank: int, world: int) -> str:
+    """What speaks against a checkpoint: another run, or a file that is not what was written. Ranks share the files.
+    Checkpoints of earlier versions have no record to compare with."""
+    if not (path / RECORD).is_file():
+        return ""
+    try:
+        record = read_object(path / RECORD, "its files cannot be trusted")
+        theirs, step, files = record["run"], record["step"], sorted(record["files"].items())
+        changed = {**contradictions(theirs, identity), **contradictions({"step": step}, {"step": step_of(path)})}
+        for name, told in files[rank::world]:
+            if not changed and checksum(inside(path, name, path / RECORD)) != told:
+                return f"{name} is not what was written"
+    except (ValueError, KeyError, AttributeError, OSError) as error:
+        return _reason(error)
+    told = "; ".join(f"{name}: {theirs!r} -> {ours!r}" for name, (theirs, ours) in changed.items())
+    return f"of another run: {told}" if told else ""
 
 
 def _reason(error: BaseException) -> str:

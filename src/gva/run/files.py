@@ -22,14 +22,20 @@ def inside(folder: Path, name: object, source: Path | str | None = None) -> Path
     return folder / name
 
 
-def subfolder(folder: Path, name: str) -> Path:
-    """A folder of `folder` to write into, made if need be; refused where it is a link to somewhere else."""
+def within(folder: Path, name: str) -> Path:
+    """The same for what will be written into; refused where it is a link to somewhere else."""
     path = inside(folder, name)
-    path.mkdir(parents=True, exist_ok=True)
     if not path.resolve().is_relative_to(folder.resolve()):
         raise FolderError(
             f"{path}: a link to {path.resolve()}, outside of the folder; remove it, or have the whole of {folder} there"
         )
+    return path
+
+
+def subfolder(folder: Path, name: str) -> Path:
+    """A folder of `folder` to write into, made if need be."""
+    path = within(folder, name)
+    path.mkdir(parents=True, exist_ok=True)
     return path
 
 

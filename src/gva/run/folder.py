@@ -11,7 +11,7 @@ from typing import Any
 
 import gva
 from gva.run.atomic import write_atomically
-from gva.run.files import opened, read_object
+from gva.run.files import FolderError, opened, read_object
 
 RUN = "run.json"  # what the run is
 CHECKPOINTS = "checkpoints"  # what it goes on from
@@ -42,7 +42,13 @@ def claim(out: Path, identity: dict[str, Any], defaults: dict[str, Any], recipe:
 
 def read_run(out: Path) -> dict[str, Any]:
     """What a run recorded of itself: its identity (model, recipe, data), the whole recipe, versions."""
-    return read_object(out / RUN, "it says what the run is, so copy it again, or train in another --out")
+    remedy = "it says what the run is, so copy it again, or train in another --out"
+    record = read_object(out / RUN, remedy)
+    found = _flatten(record.get("identity"))
+    parts = {name.partition(".")[0] for name in found}
+    if not {"model", "recipe", "data"} <= parts or type(found.get("recipe.seed")) is not int:
+        raise FolderError(f"{out / RUN}: without the model, the recipe with its seed, or the data of a run; {remedy}")
+    return record
 
 
 def commit() -> str:
@@ -77,6 +83,12 @@ def differences(theirs: dict[str, Any], ours: dict[str, Any], defaults: dict[str
     usual = _flatten(defaults)
     a, b = {**usual, **_flatten(theirs)}, {**usual, **_flatten(ours)}
     return {name: (a.get(name), b.get(name)) for name in sorted(a | b) if a.get(name) != b.get(name)}
+
+
+def contradictions(theirs: dict[str, Any], ours: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The leaves that both identities have and that differ, by their dotted names, sorted."""
+    a, b = _flatten(theirs), _flatten(ours)
+    return {name: (a[name], b[name]) for name in sorted(a.keys() & b.keys()) if a[name] != b[name]}
 
 
 def _flatten(tree: Any, prefix: str = "") -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The training loop, readable as if for one device. `train` starts a run or goes on with it."""
 
+import math
 import os
 import signal
 from contextlib import nullcontext, suppress
@@ -19,7 +20,8 @@ from gva.data.shards import TokenDataset
 from gva.errors import check
 from gva.model import GvaForCausalLM
 from gva.run.checkpoints import Checkpoints, random_state, set_random_state
-from gva.run.folder import CHECKPOINTS, MODEL, claim, locked
+from gva.run.files import within
+from gva.run.folder import MODEL, claim, locked
 from gva.run.metrics import Metrics, NonFiniteLoss, is_done
 from gva.run.ranks import Ranks, process_group
 from gva.train import measure
@@ -27,7 +29,8 @@ from gva.train.export import export_model
 from gva.train.optimizer import learning_rate, make_optimizer, named_state, set_learning_rate
 from gva.train.parallel import accumulating, arithmetic, parallelize
 from gva.train.recipe import Recipe, identity_defaults, identity_of
-from gva.train.zclip import ZClip, gradient_norm, scale_gradients
+from gva.train.zclip import ZClip, scale_gradients, total_norm
+from gva.weights import is_whole
 
 
 @dataclass
@@ -74,15 +77,21 @@ def train(
     valid = Batches(valid_set, recipe.length, 1, 0, recipe.document_mask)
     tasks = measure.load_tasks(recipe, data / "tokenizer", config.max_position_embeddings)
     with process_group(device) as ranks, locked(out) if ranks.first else nullcontext():
+        identity = identity_of(config, recipe, train_set, valid_set)
         if ranks.first:
-            identity = identity_of(config, recipe, train_set, valid_set)
             claim(out, identity, identity_defaults(), asdict(recipe), ranks.hardware)
         dist.barrier(ranks.side)
-        if is_done(out) and (out / MODEL).is_dir():
+        if is_done(out) and is_whole(out / MODEL):
             return
         run = _build(config, recipe, train_set, ranks)
-        checkpoints = Checkpoints(out / CHECKPOINTS, ranks, recipe.keep_checkpoints)
-        if steps := checkpoints.steps():
+        checkpoints = Checkpoints(out, identity, ranks, recipe.keep_checkpoints)
+        steps = checkpoints.steps()
+        if not steps and is_done(out) and (out / MODEL).is_dir():
+            raise OSError(
+                f"{out / MODEL}: not whole, though its training is done, and there is no checkpoint to export it from; "
+                f"copy it again, or remove {out / MODEL} to train it anew"
+            )
+        if steps:
             state = run.state()
             checkpoints.load(steps[-1], state)
             set_random_state(state, ranks.device)
@@ -91,7 +100,7 @@ def train(
         try:
             with StopRequest() as stop:
                 _loop(run, valid, tasks, checkpoints, metrics, stop)
-            export_model(run.model, data, out / MODEL, ranks)
+            export_model(run.model, data, within(out, MODEL), ranks)
             metrics.event("done", run.step, {"tokens": recipe.tokens})
         except BaseException:
             with suppress(Exception):
@@ -129,14 +138,20 @@ def _loop(
         _flush(run, metrics, checkpoints)
         stopping = stop.wanted_by_any(ranks) and not last
         if due["eval_every"]:
-            metrics.event("eval", run.step, measure.validate(run.loss, valid, recipe, ranks))
+            found = measure.validate(run.loss, valid, recipe, ranks)
+            if not math.isfinite(found["valid_loss"]):
+                raise _diverged(run, checkpoints, f"validation loss {found['valid_loss']} at step {run.step}", run.step)
+            metrics.event("eval", run.step, found)
         if due["diagnostics_every"] and recipe.diagnostics_every:
             metrics.event("diagnostics", run.step, measure.look_inside(run.model, run.loss, valid, recipe, ranks))
         if due["tasks_every"] and tasks:
             results = measure.score_tasks(run.loss, tasks, recipe, ranks)
             metrics.event("tasks", run.step, {"tokens": run.step * recipe.tokens_per_step, "results": results})
         if due["checkpoint_every"] or stopping:
-            checkpoints.save(run.step, run.state())
+            state = run.state()
+            if not total_norm(t for name, t in state.items() if name.startswith("model.")).isfinite():
+                raise _diverged(run, checkpoints, f"weights that are not numbers after step {run.step}", run.step)
+            checkpoints.save(run.step, state)
         if stopping:
             checkpoints.finish()
             raise Stopped(f"stopped at step {run.step}; the same command goes on from there")
@@ -171,7 +186,7 @@ def train_step(run: Run) -> dict[str, Tensor]:
     if ranks.world > 1:
         dist.all_reduce(total)
     gradients = [p.grad for p in run.model.parameters() if p.grad is not None]
-    norm = gradient_norm(gradients)
+    norm = total_norm(gradients)
     target = run.zclip(norm) if recipe.zclip else norm.double()
     scale_gradients(gradients, norm, target)
     run.optimizer.step()
@@ -208,15 +223,20 @@ def _flush(run: Run, metrics: Metrics, checkpoints: Checkpoints) -> None:
     try:
         metrics.flush(run.recipe.tokens_per_step, flops, run.ranks.world)
     except NonFiniteLoss as error:
-        checkpoints.finish()  # every rank is here: they all see the same loss
-        whole = [step for step in checkpoints.steps() if step < error.step]
-        left = f"the checkpoint of step {whole[-1]} is from before it" if whole else "there is no checkpoint yet"
-        raise NonFiniteLoss(
-            f"{error}: stopped; its batch was the sequences {run.batches.indices(error.step - 1)} of "
-            f"{run.batches.dataset.folder}; {left}. Try, in another --out, a lower lr, a longer warmup, zclip=true or "
-            "precision=fp32",
-            error.step,
-        ) from None
+        raise _diverged(run, checkpoints, str(error), error.step) from None
+
+
+def _diverged(run: Run, checkpoints: Checkpoints, told: str, step: int) -> NonFiniteLoss:
+    """What to say, and what is left: checkpoints have finite weights. Every rank is here, having seen the same."""
+    checkpoints.finish()
+    whole = [saved for saved in checkpoints.steps() if saved < step]
+    left = f"the checkpoint of step {whole[-1]} is from before it" if whole else "there is no checkpoint yet"
+    return NonFiniteLoss(
+        f"{told}: stopped; its batch was the sequences {run.batches.indices(step - 1)} of "
+        f"{run.batches.dataset.folder}; {left}. Try, in another --out, a lower lr, a longer warmup, zclip=true or "
+        "precision=fp32",
+        step,
+    )
 
 
 class StopRequest:

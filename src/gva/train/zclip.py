@@ -42,9 +42,9 @@ class ZClip:
 
 
 @torch.no_grad()
-def gradient_norm(gradients: Iterable[Tensor]) -> Tensor:
-    """The norm over all gradients and, where they are sharded, over all ranks."""
-    norm = torch.nn.utils.get_total_norm(list(gradients))
+def total_norm(tensors: Iterable[Tensor]) -> Tensor:
+    """The norm over all of them and, where they are sharded, over all ranks; finite only if every number is."""
+    norm = torch.nn.utils.get_total_norm(list(tensors))
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
