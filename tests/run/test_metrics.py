@@ -5,13 +5,47 @@ import os
 
 import pytest
 
-from gva.run.metrics import METRICS, read_metrics, record
+from gva.run.files import FolderError
+from gva.run.metrics import KEPT, METRICS, keep, read_metrics, record
 from train.runs import run_here
 
 
 def test_a_line_cut_short_by_a_kill_is_left_out(tmp_path):
     (tmp_path / METRICS).write_text('{"kind": "step", "step": 1}\n{"kind": "step", "st')
     assert read_metrics(tmp_path) == [{"kind": "step", "step": 1}]
+
+
+@pytest.mark.parametrize(
+    "damage", [b"\x00" * 20, b'{"kind": "step", "st', b"[1]", b'{"step": 2}', b"\xff\xfe", b"[" * 9999]
+)
+def test_a_damaged_line_costs_that_line_and_says_so(tmp_path, damage):
+    lines = [b'{"kind": "step", "step": %d}' % step for step in range(1, 14)]
+    lines[2] = damage
+    (tmp_path / METRICS).write_bytes(b"\n".join(lines) + b"\n")
+    with pytest.warns(UserWarning, match=r"metrics.jsonl: line 3 is damaged and left out"):
+        found = read_metrics(tmp_path)
+    assert [line["step"] for line in found] == [1, 2, *range(4, 14)]
+
+
+def test_kept_metrics_that_are_damaged_are_told(tmp_path):
+    keep(tmp_path, [{"kind": "step", "step": 1}])
+    (tmp_path / KEPT).write_bytes((tmp_path / KEPT).read_bytes()[:40])
+    with pytest.raises(FolderError, match=r"metrics.jsonl.xz: damaged .*copy it again"):
+        read_metrics(tmp_path)
+
+
+def test_nothing_is_written_through_a_link(tmp_path, data):
+    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    for folder in (run, elsewhere):
+        folder.mkdir()
+    (elsewhere / "file").write_text("precious")
+    (run / METRICS).symlink_to(elsewhere / "file")
+    run_here(data, run, steps=4)
+    (run / "model").rename(run / "old")
+    (run / "model").symlink_to(elsewhere)
+    with pytest.raises(FolderError, match=r"model: a link to .*elsewhere, outside of the folder"):
+        run_here(data, run, steps=4)
+    assert [(path.name, path.read_text()) for path in elsewhere.iterdir()] == [("file", "precious")]
 
 
 def test_a_line_is_recorded_in_place_of_the_one_of_its_kind_and_step(tmp_path):

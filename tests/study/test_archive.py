@@ -6,6 +6,7 @@ import pytest
 
 from gva.cli import main
 from gva.report.curves import induction
+from gva.run.files import FolderError
 from gva.run.metrics import read_metrics, record
 from gva.study.archive import archive
 from gva.study.results import load
@@ -80,9 +81,52 @@ def test_another_run_of_the_same_name_stays(tmp_path):
     for name, loss, fields in (("b", 3.0, {"lr": 2e-3}), ("c", 3.1, {})):
         write_run(tmp_path / name, "gva-drope-16", 0, 3.0)
         write_run(tmp_path / name, "gqa", 0, loss, fields=fields)
-        with pytest.raises(ValueError, match="gqa/seed-0: holds another run than"):
+        with pytest.raises(ValueError, match="gqa/seed-0: another run than"):
             archive([tmp_path / name], kept)
     assert {path: path.read_bytes() for path in kept.rglob("*") if path.is_file()} == before
+
+
+def test_another_seed_that_was_trained_in_another_way_is_refused(tmp_path):
+    """Two studies have a row called gqa: their seeds side by side would be a comparison of nothing."""
+    write_run(tmp_path / "a", "gqa", 0, 3.0)
+    write_run(tmp_path / "b", "gqa", 1, 3.0, fields={"lr": 2e-3})
+    kept = tmp_path / "kept"
+    archive([tmp_path / "a"], kept)
+    with pytest.raises(ValueError, match=r"gqa/seed-0: .*seed-1 is no other seed of it but differs in recipe.lr"):
+        archive([tmp_path / "b"], kept)
+    with pytest.raises(ValueError, match="is no other seed of it"):
+        archive([tmp_path / "a", tmp_path / "b"], tmp_path / "both")
+    assert not (kept / "runs" / "gqa" / "seed-1").exists()
+    assert not (tmp_path / "both").exists()
+
+
+@pytest.mark.parametrize(("file", "field", "value"), [
+    ("row.json", "name", "../../x"), ("row.json", "name", "/tmp/x"), ("row.json", "name", ["x"]),
+    ("run.json", "seed", "../x"), ("run.json", "seed", 1.5), ("run.json", "seed", None),
+    ("row.json", "name", "a/b"), ("row.json", "order", "first"), ("row.json", "overrides", [1]),
+])  # fmt: skip
+def test_a_name_or_seed_of_a_stranger_leads_nowhere(tmp_path, capsys, file, field, value):
+    run = write_run(tmp_path / "a", "gqa", 0, 3.0)
+    path = run / file if file == "run.json" else run.parent / file
+    record = json.loads(path.read_text())
+    (record["identity"]["recipe"] if file == "run.json" else record)[field] = value
+    path.write_text(json.dumps(record))
+    before = sorted(tmp_path.rglob("*"))
+    words = ["--archive", str(tmp_path / "kept"), "--out", str(tmp_path / "report")]
+    assert main(["report", str(tmp_path / "a"), *words]) == 2
+    assert f"{file}" in capsys.readouterr().err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_link_in_the_archive_is_not_followed(tmp_path):
+    write_run(tmp_path / "a", "gqa", 0, 3.0)
+    kept, elsewhere = tmp_path / "kept", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (kept / "runs").mkdir(parents=True)
+    (kept / "runs" / "gqa").symlink_to(elsewhere)
+    with pytest.raises(FolderError, match="a link to"):
+        archive([tmp_path / "a"], kept)
+    assert not list(elsewhere.iterdir())
 
 
 def test_a_folder_of_tasks_is_kept_by_its_name(tmp_path):

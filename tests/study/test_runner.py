@@ -11,9 +11,9 @@ import torch
 from gva.cli import main
 from gva.run.metrics import is_done, read_metrics
 from gva.study import child
-from gva.study.matrix import Matrix, Row, simple_matrix
+from gva.study.matrix import Matrix, Row, run_folder, simple_matrix
 from gva.study.results import load
-from gva.study.runner import Runner, run_folder
+from gva.study.runner import Runner
 from gva.train.recipe import read_overrides
 from train.runs import ENVIRONMENT, SIZE, command, finish
 
@@ -40,7 +40,7 @@ def test_seeds_share_a_process_and_give_what_they_give_alone(tmp_path, data, cap
     assert not outcome.failed
     assert (tmp_path / "runs" / "gqa" / "log.txt").read_text().count("===") == 1, "one process for both seeds"
     finish(command(data, tmp_path / "alone", "--steps", "8", "eval_every=4", "--seed", "1", variant="gva-drope-16"))
-    together = run_folder(tmp_path, study.rows[1], 1)
+    together = run_folder(tmp_path, study.rows[1].name, 1)
     assert losses(together) == losses(tmp_path / "alone")
     assert len(losses(together)) == 8
     told = capsys.readouterr().out
@@ -57,6 +57,26 @@ def test_seeds_share_a_process_and_give_what_they_give_alone(tmp_path, data, cap
     assert not (together / "checkpoints").exists()
     assert not (together / "model").exists(), "a run is done once its metrics say so, whatever is left of its weights"
     assert "4 of 4 runs are done already" in capsys.readouterr().out
+
+
+def test_a_damaged_model_is_exported_again_and_a_damaged_line_costs_itself(tmp_path, data):
+    study = matrix("gqa", seeds=1)
+    Runner(study, data, tmp_path, device="cpu", weights="all").execute(study.runs())
+    run = run_folder(tmp_path, "gqa", 0)
+    weights, trained = (run / "model" / "model.safetensors").read_bytes(), losses(run)
+    (run / "model" / "model.safetensors").write_bytes(weights[:-1])
+    outcome = Runner(study, data, tmp_path, device="cpu", weights="all").execute(study.runs())
+    assert outcome.finished == ["gqa:0"]
+    assert (run / "model" / "model.safetensors").read_bytes() == weights
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    lines[2] = "#" + lines[2]
+    (run / "metrics.jsonl").write_text("".join(lines))
+    with pytest.warns(UserWarning, match=r"line 3 is damaged and left out"):
+        outcome = Runner(study, data, tmp_path, device="cpu", weights="all").execute(study.runs())
+    assert outcome.finished == ["gqa:0"]
+    assert (run / "metrics.jsonl").read_text() == "".join(lines), "it was not trained again"
+    with pytest.warns(UserWarning, match="damaged"):
+        assert losses(run) == [*trained[:2], *trained[3:]]
 
 
 def test_changed_settings_are_refused_before_anything_runs(tmp_path, data):
@@ -174,7 +194,7 @@ def test_a_run_over_two_ranks(tmp_path, data):
     outcome = Runner(study, data, tmp_path, device="cpu", ranks=2).execute(study.runs())
     assert outcome.finished == ["gqa:0"], outcome.failed
     finish(command(data, tmp_path / "alone", "--steps", "8", variant="gqa"))
-    spread = losses(run_folder(tmp_path, study.rows[0], 0))
+    spread = losses(run_folder(tmp_path, study.rows[0].name, 0))
     assert spread == pytest.approx(losses(tmp_path / "alone"), rel=1e-5)
     assert spread != losses(tmp_path / "alone"), "summed in another order: it was not one process alone"
 

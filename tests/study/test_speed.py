@@ -12,9 +12,9 @@ from gva.paged.generator import PagedGenerator
 from gva.run.metrics import read_metrics
 from gva.study import speed
 from gva.study.archive import archive
-from gva.study.matrix import Matrix, Row
+from gva.study.matrix import Matrix, Row, run_folder
 from gva.study.results import load
-from gva.study.runner import Runner, run_folder
+from gva.study.runner import Runner
 from gva.train.recipe import read_overrides
 from study.folders import SPEED, write_run
 from train.runs import SIZE
@@ -69,7 +69,7 @@ def test_without_a_gpu_nothing_is_measured(tmp_path, data):
 def test_each_row_is_measured_once_in_a_process_of_its_own(tmp_path, data, monkeypatch, capsys):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     matrix = study("gqa", "shared-kv")
-    gqa, shared = (run_folder(tmp_path, row, 0) for row in matrix.rows)
+    gqa, shared = (run_folder(tmp_path, row.name, 0) for row in matrix.rows)
     Runner(matrix, data, tmp_path, device="cpu").execute(matrix.runs())
     monkeypatch.setattr(speed, "on_gpu", lambda device: True)
     monkeypatch.setattr(speed, "TOKENS", 512)
@@ -80,7 +80,7 @@ def test_each_row_is_measured_once_in_a_process_of_its_own(tmp_path, data, monke
     (line,) = lines(shared)
     assert (line["batch"], line["context"]) == (2, 256)
     assert "not loaded" in lines(gqa)[0]["reason"]
-    assert lines(run_folder(tmp_path, matrix.rows[0], 1)) == []
+    assert lines(run_folder(tmp_path, matrix.rows[0].name, 1)) == []
     told = capsys.readouterr().out
     assert "shared-kv: decode speed " in told
     assert "gqa: decode speed not measured: FlashAttention-3" in told
@@ -114,7 +114,7 @@ def test_a_sweep_is_measured_once_per_row(tmp_path, data, monkeypatch):
     runner = Runner(matrix, data, tmp_path, device="cpu", progress=False)
     monkeypatch.setattr(runner, "_measure_speed", lambda name, run: speed.keep(run, SPEED))
     runner._measure_speeds(list(matrix.rows))
-    assert [len(lines(run_folder(tmp_path, row, 0))) for row in matrix.rows] == [1, 0]
+    assert [len(lines(run_folder(tmp_path, row.name, 0))) for row in matrix.rows] == [1, 0]
     assert [line["tokens_per_second"] for line in load([tmp_path]).row("gqa").speeds] == [1000.0], "of the other rate"
 
 

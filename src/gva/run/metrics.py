@@ -5,6 +5,7 @@ import lzma
 import math
 import os
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from gva.run.atomic import write_atomically
+from gva.run.files import FolderError, opened, subfolder
 
 METRICS = "metrics.jsonl"
 KEPT = f"{METRICS}.xz"  # of a run that nobody trains any more and that is kept small
@@ -39,7 +41,7 @@ class Metrics:
         self.board: Any = None
         if active:
             _keep_until(self.path, resumed_at)
-            self.board = _tensorboard(out / "tensorboard", resumed_at)
+            self.board = _tensorboard(out, resumed_at)
 
     def step(self, step: int, scalars: dict[str, Tensor], **plain: float) -> None:
         """Remember a step; `scalars` stay on their device."""
@@ -80,7 +82,7 @@ class Metrics:
         if not self.active:
             return
         try:
-            with self.path.open("a") as file:
+            with opened(self.path, "a") as file:
                 file.write("".join(json.dumps(line) + "\n" for line in lines))
                 file.flush()
                 os.fsync(file.fileno())
@@ -105,16 +107,35 @@ class Metrics:
 
 
 def read_metrics(out: Path, kind: str | None = None) -> list[dict[str, Any]]:
-    """The lines of a run's metrics, of one kind or all; a last line cut short by a kill is left out."""
+    """The lines of a run's metrics, of one kind or all. A last line cut short by a kill is left out; so is one that was
+    damaged since, with a warning."""
     path = _where(out)
-    content = path.read_bytes() if path.is_file() else b""
     lines = []
-    for text in (lzma.decompress(content) if path.name == KEPT else content).splitlines():
-        try:
-            lines.append(json.loads(text))
-        except ValueError:
-            break
+    for number, text in enumerate(_content(path).splitlines(keepends=True), 1):
+        line = _parsed(text)
+        if line is not None:
+            lines.append(line)
+        elif text.endswith(b"\n"):
+            warnings.warn(f"{path}: line {number} is damaged and left out; copy the file again", stacklevel=2)
     return [line for line in lines if kind is None or line["kind"] == kind]
+
+
+def _content(path: Path) -> bytes:
+    content = path.read_bytes() if path.is_file() else b""
+    try:
+        return lzma.decompress(content) if path.name == KEPT else content
+    except lzma.LZMAError as error:
+        raise FolderError(f"{path}: damaged ({error}); copy it again") from None
+
+
+def _parsed(text: bytes) -> dict[str, Any] | None:
+    """A line of metrics, if it is one."""
+    try:
+        line = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    fine = isinstance(line, dict) and isinstance(line.get("kind"), str) and isinstance(line.get("step"), int)
+    return line if fine else None
 
 
 def record(out: Path, line: dict[str, Any]) -> None:
@@ -158,9 +179,9 @@ def _device_usage(rate: float, flops_per_token: float, devices: int) -> dict[str
     return usage
 
 
-def _tensorboard(folder: Path, step: int) -> Any:
+def _tensorboard(out: Path, step: int) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:  # an extra; metrics.jsonl has the same numbers
         return None
-    return SummaryWriter(str(folder), purge_step=step + 1)
+    return SummaryWriter(str(subfolder(out, "tensorboard")), purge_step=step + 1)

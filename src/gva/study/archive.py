@@ -5,9 +5,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from gva.run.atomic import write_atomically
 from gva.run.folder import RUN, differences, read_run
 from gva.run.metrics import is_done, keep, read_metrics
-from gva.study.matrix import ROW, read_row
+from gva.study.matrix import ROW, read_row, run_folder
 from gva.train.recipe import identity_defaults
 
 STEPS = 120  # logged steps that are kept of a run, about
@@ -31,9 +32,9 @@ def archive(folders: Iterable[Path], out: Path, steps: int = STEPS) -> int:
                 continue
             name = row.get("name", run.name)
             place = places.setdefault(name, len(places))
-            kept = out / "runs" / name / f"seed-{read_run(run)['identity']['recipe']['seed']}"
+            kept = run_folder(out, name, read_run(run)["identity"]["recipe"]["seed"])
             if kept.resolve() != run.resolve():
-                _refuse_another(kept, run)
+                _refuse_another(kept, run, {place: other for place, (other, _) in found.items()})
                 found[kept] = run, row and {**row, "order": place, "overrides": _portable(row["overrides"])}
     for kept, (run, row) in found.items():
         kept.mkdir(parents=True, exist_ok=True)
@@ -45,13 +46,19 @@ def archive(folders: Iterable[Path], out: Path, steps: int = STEPS) -> int:
     return len(found)
 
 
-def _refuse_another(kept: Path, run: Path) -> None:
-    """Raise ValueError where a run lies that is not this one."""
-    if (kept / RUN).is_file() and (
-        differences(read_run(kept)["identity"], read_run(run)["identity"], identity_defaults())
-        or read_metrics(kept, "eval") != read_metrics(run, "eval")
-    ):
-        raise ValueError(f"{kept}: holds another run than {run}; give another --archive, or rename the row of one")
+def _refuse_another(kept: Path, run: Path, others: dict[Path, Path]) -> None:
+    """Raise ValueError where this run would replace another one, or lie beside one that is no other seed of it.
+    `others` are runs by the places that they will have."""
+    ours, another = read_run(run)["identity"], "give another --archive, or rename the row of one"
+    there = {file.parent: file.parent for file in sorted(kept.parent.glob(f"*/{RUN}"))} | others
+    for place, other in there.items():
+        if place.parent != kept.parent:
+            continue
+        changed = differences(read_run(other)["identity"], ours, identity_defaults())
+        if place == kept and (changed or read_metrics(other, "eval") != read_metrics(run, "eval")):
+            raise ValueError(f"{other}: another run than {run}, with the same name and seed; {another}")
+        if changed.keys() - {"recipe.seed"}:
+            raise ValueError(f"{other}: {run} is no other seed of it but differs in {', '.join(changed)}; {another}")
 
 
 def _portable(fields: dict[str, Any]) -> dict[str, Any]:
@@ -81,4 +88,4 @@ def _rounded(value: Any, form: str) -> Any:
 
 
 def _write(path: Path, record: dict[str, Any]) -> None:
-    path.write_text(json.dumps(record, indent=2))
+    write_atomically(path, json.dumps(record, indent=2))

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from gva.run.files import within
 from gva.run.folder import CHECKPOINTS, MODEL
 
 WEIGHTS = {"all": (), "model": (CHECKPOINTS,), "none": (CHECKPOINTS, MODEL)}  # what goes when a run is done
@@ -30,7 +31,7 @@ def main(job: dict[str, Any]) -> int:
     for seed in row.seeds:
         print(f"--- {row.name} seed {seed}", file=sys.stderr, flush=True)
         config, recipe = row.build(job["preset"], seed, TokenDataset(data).vocab_size)
-        out = folder / f"seed-{seed}"
+        out = within(folder, f"seed-{seed}")
         try:
             train(config, recipe, data, out, device=job["device"], progress=False)
         except Stopped as stopped:

@@ -10,6 +10,7 @@ from typing import Any
 from gva.config import VARIANTS, GvaConfig
 from gva.errors import check, check_choice, nearest
 from gva.run.atomic import write_atomically
+from gva.run.files import inside, read_object, within
 from gva.train.recipe import RECIPES, Recipe, build, read_fields
 
 ROW = "row.json"
@@ -126,6 +127,15 @@ def choose(matrix: Matrix, only: Iterable[str] = (), shard: str | None = None) -
     return runs
 
 
+def row_folder(out: Path, name: str) -> Path:
+    """Where the runs of a row lie in the folder of a comparison."""
+    return within(within(out, "runs"), name)
+
+
+def run_folder(out: Path, name: str, seed: int) -> Path:
+    return within(row_folder(out, name), f"seed-{seed}")
+
+
 def write_row(folder: Path, matrix: Matrix, row: Row, data: str = "") -> None:
     """Leave beside the runs of a row what they are, so that a report can be made of the folders alone; `data` names
     what they were trained on."""
@@ -138,7 +148,13 @@ def write_row(folder: Path, matrix: Matrix, row: Row, data: str = "") -> None:
 def read_row(run: Path) -> dict[str, Any]:
     """What is left beside a run of its row; empty where it was trained by itself."""
     record = run.parent / ROW
-    return json.loads(record.read_text()) if record.is_file() else {}
+    if not record.is_file():
+        return {}
+    row = read_object(record, "copy it again, or remove it: the row is then called as its folder")
+    inside(run.parent.parent, row.get("name", run.parent.name), record)
+    fine = isinstance(row.get("order", 0), int) and isinstance(row.get("overrides", {}), dict)
+    check(fine, str(record), row, "order must be a number and overrides an object; copy it again")
+    return row
 
 
 def _checked(matrix: Matrix) -> Matrix:

@@ -22,12 +22,14 @@ from typing import Any
 from tqdm import tqdm
 
 from gva.data.shards import TokenDataset
-from gva.run.folder import refuse_another
+from gva.run.files import opened
+from gva.run.folder import MODEL, refuse_another
 from gva.run.metrics import METRICS, is_done, read_metrics
 from gva.study import speed
 from gva.study.child import discard_weights
-from gva.study.matrix import Matrix, Row, write_row
+from gva.study.matrix import Matrix, Row, row_folder, run_folder, write_row
 from gva.train.recipe import identity_defaults, identity_of
+from gva.weights import is_whole
 
 LOG = "log.txt"
 LOG_TAIL = 15  # lines of it that a failure shows
@@ -47,10 +49,6 @@ class Outcome:
     finished: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)  # the run and the end of its log
     stopped: bool = False
-
-
-def run_folder(out: Path, row: Row, seed: int) -> Path:
-    return out / "runs" / row.name / f"seed-{seed}"
 
 
 @dataclass
@@ -86,7 +84,7 @@ class Runner:
         pending = [run for run in runs if not self._done(*run)]
         for row, seed in (run for run in runs if run not in pending):
             if self.weights == "none":  # asked for; what an earlier command was told to keep, the default leaves
-                discard_weights(run_folder(self.out, row, seed), self.weights)
+                discard_weights(run_folder(self.out, row.name, seed), self.weights)
             self.outcome.finished.append(f"{row.name}:{seed}")
         before = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
@@ -104,7 +102,7 @@ class Runner:
 
     def _run_row(self, group: list[tuple[Row, int]], progress: "Progress") -> None:
         row, seeds = group[0][0], [seed for _, seed in group]
-        write_row(self.out / "runs" / row.name, self.matrix, row, self.data_name)
+        write_row(row_folder(self.out, row.name), self.matrix, row, self.data_name)
         while seeds and not self.outcome.stopped:
             batch = seeds[:1] if self.ranks > 1 else seeds  # a torchrun group lives for one run
             code = self._run_child(row, batch, progress)
@@ -121,7 +119,7 @@ class Runner:
             seeds = left
 
     def _run_child(self, row: Row, seeds: list[int], progress: "Progress") -> int:
-        folder = self.out / "runs" / row.name
+        folder = row_folder(self.out, row.name)
         job = {
             "preset": self.matrix.preset, "name": row.name, "variant": row.variant, "overrides": row.overrides,
             "seeds": seeds, "data": str(self.data), "folder": str(folder), "device": self.device,
@@ -129,12 +127,12 @@ class Runner:
         }  # fmt: skip
         launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={self.ranks}", "-m"]
         words = [*(launcher if self.ranks > 1 else []), "gva.study.child", json.dumps(job)]
-        runs = [run_folder(self.out, row, seed) for seed in seeds]
+        runs = [run_folder(self.out, row.name, seed) for seed in seeds]
         return self._run_module(folder, words, lambda: progress.look(runs))
 
     def _run_module(self, folder: Path, words: list[str], look: Callable[[], None] = lambda: None) -> int:
         """A Python module in a process of its own, what it says in the row's log; `look` is called meanwhile."""
-        with (folder / LOG).open("ab") as log:
+        with opened(folder / LOG, "ab") as log:
             log.write(f"\n=== {time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode())
             log.flush()
             # A session of its own: Ctrl-C reaches the child through us, once, and not a second time by the terminal.
@@ -155,7 +153,7 @@ class Runner:
         finished: dict[str, list[Path]] = {}
         for row, seed in self.matrix.runs():
             if (row.of or row.name) in chosen and self._done(row, seed):
-                finished.setdefault(row.of or row.name, []).append(run_folder(self.out, row, seed))
+                finished.setdefault(row.of or row.name, []).append(run_folder(self.out, row.name, seed))
         for name, folders in finished.items():
             if self.outcome.stopped:
                 break
@@ -186,10 +184,12 @@ class Runner:
                 self._child.send_signal(signal.SIGTERM)
 
     def _done(self, row: Row, seed: int) -> bool:
-        return is_done(run_folder(self.out, row, seed))
+        """Whether nothing is left to do. A model may have been removed on purpose; a damaged one is exported again."""
+        out = run_folder(self.out, row.name, seed)
+        return is_done(out) and (not (out / MODEL).is_dir() or is_whole(out / MODEL))
 
     def _log_tail(self, row: Row, code: int) -> str:
-        log = self.out / "runs" / row.name / LOG
+        log = row_folder(self.out, row.name) / LOG
         lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()][-LOG_TAIL:]
         return "\n".join([f"{_ended(code)}; the whole log: {log}", *lines])
 
@@ -198,7 +198,7 @@ class Runner:
         for row, seed in runs:
             config, recipe = row.build(self.matrix.preset, seed, self.vocab_size)
             identity = identity_of(config, recipe, train_set, valid_set)
-            refuse_another(run_folder(self.out, row, seed), identity, identity_defaults())
+            refuse_another(run_folder(self.out, row.name, seed), identity, identity_defaults())
 
 
 def _ended(code: int) -> str:
@@ -213,8 +213,8 @@ class Progress:
     ) -> None:
         self.active = active
         titles = [f"[{i}/{len(runs)}] {row.name} seed {seed}" for i, (row, seed) in enumerate(runs, 1)]
-        self.titles = dict(zip((run_folder(out, *run) for run in runs), titles, strict=True))
-        self.steps = {run_folder(out, row, seed): row.build(preset, seed)[1].steps for row, seed in pending}
+        self.titles = dict(zip((run_folder(out, row.name, seed) for row, seed in runs), titles, strict=True))
+        self.steps = {run_folder(out, row.name, seed): row.build(preset, seed)[1].steps for row, seed in pending}
         self.start = {run: max([line["step"] for line in _tail(run)], default=0) for run in self.steps}
         self.seen = dict(self.start)
         self.told: set[Path] = set()
