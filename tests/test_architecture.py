@@ -33,7 +33,7 @@ ARROWS = {
     "diagnostics": {"attention", "caches"},
     "check": {"model", "config", "cost", "diagnostics"},
     "paged": {"attention", "ops", "errors"},
-    "serve": {"paged", "attention", "ops", "config", "weights", "errors"},
+    "serve": {"paged", "attention", "ops", "config", "weights", "text", "errors"},
     "evaluate": {"model", "data", "run", "text", "errors"},
     "train": {"evaluate", "model", "config", "cost", "diagnostics", "ops", "data", "run", "errors"},
     "study": {"train", "model", "paged", "ops", "config", "data", "run", "errors"},

@@ -2,6 +2,14 @@
 
 from collections.abc import Collection
 
+# The control characters, among them the escape, and those that turn the direction of what follows.
+_COMMANDS = {*map(chr, (*range(32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A)))}
+
+
+def printable(text: str) -> str:
+    """Text of a stranger for a terminal: line ends and tabs stay, what would command the terminal is shown instead."""
+    return "".join(c if c in "\n\t" or c not in _COMMANDS else f"\\x{ord(c):02x}" for c in text)
+
 
 def aligned(lines: list[list[str]], left: Collection[int] = (0,)) -> list[str]:
     """Cells as columns, those of `left` flush left and the others, which hold numbers, flush right."""

@@ -15,6 +15,7 @@ def add(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from gva.serve.address import address
     from gva.serve.checks import check_checkpoint
     from gva.serve.versions import installed, refusal
 
@@ -22,6 +23,7 @@ def run(arguments: argparse.Namespace) -> int:
     why = refusal(installed())
     if why is not None:
         raise ValueError(why)
-    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(arguments.checkpoint), *arguments.flags]
-    sys.stdout.flush()
-    os.execv(sys.executable, command)
+    place = address(arguments.flags)
+    print(f"gva serve: {place.told}", flush=True)
+    words = ["serve", str(arguments.checkpoint), *place.flags, *arguments.flags]
+    os.execv(sys.executable, [sys.executable, "-m", "vllm.entrypoints.cli.main", *words])

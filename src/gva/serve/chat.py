@@ -1,18 +1,25 @@
 """A conversation with a server of OpenAI's protocol, in the terminal, word by word as they come."""
 
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, TextIO
+
+from gva.text import printable
 
 HELP = "Empty line or Ctrl-D ends."
 
 
 def connect(url: str, api_key: str | None) -> Any:
-    """A client of the server at `url`, with or without the /v1 at its end."""
+    """A client of the server at `url`, with or without the /v1 at its end, that sends it this key and nothing else of
+    ours: openai's client would add a key, an organisation and headers meant for another server, if the environment has
+    any. They are taken out of the environment of this process."""
     try:
         from openai import OpenAI
     except ImportError:
         raise OSError("gva chat needs the package openai: pip install 'grouped-value-attention[serve]'") from None
+    for name in [name for name in os.environ if name.startswith("OPENAI_")]:
+        del os.environ[name]
     base = url.rstrip("/")
     if "://" not in base:
         base = f"http://{base}"
@@ -60,7 +67,7 @@ def talk(conversation: Conversation, lines: Iterable[str], out: TextIO, prompt: 
     """Answer line after line. An error of the server is told, and the conversation goes on."""
     from openai import APIError
 
-    print(f"{conversation.model}. {HELP}", file=out)
+    print(f"{printable(conversation.model)}. {HELP}", file=out)
     print(prompt, end="", flush=True, file=out)
     for line in lines:
         if not line.strip():
@@ -68,10 +75,10 @@ def talk(conversation: Conversation, lines: Iterable[str], out: TextIO, prompt: 
         told = conversation.template
         try:
             for piece in conversation.say(line.rstrip("\n")):
-                print(piece, end="", flush=True, file=out)
+                print(printable(piece), end="", flush=True, file=out)
         except APIError as error:
             conversation.messages.pop()  # what could not be answered
-            print(f"gva chat: {error}", file=sys.stderr)
+            print(f"gva chat: {printable(str(error))}", file=sys.stderr)
         if told and not conversation.template:
             print("\n(this model has no chat template: it continues the text)", end="", file=out)
         print(f"\n{prompt}", end="", flush=True, file=out)

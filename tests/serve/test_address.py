@@ -1,0 +1,50 @@
+"""Where `gva serve` listens, and what it says of it."""
+
+import os
+
+import pytest
+import torch
+
+from gva.cli import main
+from gva.serve import versions
+from gva.serve.address import address
+from models import tiny_model
+
+
+@pytest.mark.parametrize(("flags", "added", "told"), [
+    ([], ["--host", "127.0.0.1"], "http://127.0.0.1:8000 for this machine alone, without --api-key: whoever"),
+    (["--port", "9"], ["--host", "127.0.0.1"], "http://127.0.0.1:9 for this machine alone"),
+    (["--host", "0.0.0.0", "--api-key=k"], [], "//0.0.0.0:8000 for every machine that reaches this one, with the key"),
+    (["--host=::1", "--api_key", "k"], [], "http://[::1]:8000 for this machine alone, with the key"),
+    (["--host", "localhost", "--host", "10.0.0.1"], [], "http://10.0.0.1:8000 for every machine"),
+    (["--uds", "/tmp/socket"], [], "listening on /tmp/socket for this machine alone"),
+], ids=str)  # fmt: skip
+def test_loopback_unless_told_otherwise(flags, added, told, monkeypatch):
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+    assert address(flags).flags == added
+    assert told in address(flags).told
+
+
+def test_what_a_file_of_flags_says_counts(tmp_path, monkeypatch):
+    (tmp_path / "flags.yaml").write_text("host: 0.0.0.0\nport: 77\napi-key: k\n")
+    flags = ["--config", str(tmp_path / "flags.yaml")]
+    assert address(flags).flags == []
+    assert address(flags).told == "listening on http://0.0.0.0:77 for every machine that reaches this one, with the key"
+    assert "http://1.2.3.4:77" in address([*flags, "--host", "1.2.3.4"]).told
+    (tmp_path / "flags.yaml").write_text("max-model-len: 64\n")
+    assert address(flags).flags == ["--host", "127.0.0.1"]
+    monkeypatch.setenv("VLLM_API_KEY", "k")
+    assert "with the key" in address(flags).told
+
+
+def test_the_server_is_started_there(tmp_path, monkeypatch, capsys):
+    tiny_model("gva-drope-16", torch.float32).save_pretrained(tmp_path)
+    started = []
+    monkeypatch.setattr(os, "execv", lambda program, words: started.append(words))
+    monkeypatch.setattr(versions, "installed", lambda: "0.32.0")
+    main(["serve", str(tmp_path), "--port", "81"])
+    assert started[0][3:] == ["serve", str(tmp_path), "--host", "127.0.0.1", "--port", "81"]
+    assert (
+        "gva serve: listening on http://127.0.0.1:81 for this machine alone, without --api-key"
+        in capsys.readouterr().out
+    )
