@@ -35,8 +35,8 @@ ARROWS = {
     "paged": {"attention", "ops", "errors"},
     "serve": {"paged", "attention", "ops", "config", "weights", "text", "errors"},
     "evaluate": {"model", "data", "run", "text", "errors"},
-    "train": {"evaluate", "model", "config", "cost", "diagnostics", "ops", "data", "run", "errors"},
-    "study": {"train", "model", "paged", "ops", "config", "data", "run", "errors"},
+    "train": {"evaluate", "model", "config", "cost", "diagnostics", "ops", "data", "run", "weights", "errors"},
+    "study": {"train", "model", "paged", "ops", "config", "data", "run", "weights", "errors"},
     "report": {"study", "cost", "text", "errors"},
     "cli": {
         "report", "study", "train", "evaluate", "serve", "paged", "model", "check", "config", "cost", "data", "ops",
