@@ -53,6 +53,29 @@ def test_table_of_our_own_checkpoint(capsys, tmp_path):
     assert rows(capsys, str(tmp_path))["mla"]["cache_scalars_per_token_per_layer"] == 80
 
 
+def test_the_cache_on_each_rank(capsys):
+    """Groups are split, one key or latent for all heads is not; past G groups are repeated."""
+    words = ["--preset", "paper-350m", "--variants", "gqa,mqa,mla,gva-drope-16,shared-kv", "--ranks", "1,4,8,3"]
+    table = rows(capsys, *words)
+    held = {variant: row["on_each_rank"] for variant, row in table.items()}
+    scalars = {v: {n: r["cache_scalars_per_token_per_layer"] for n, r in on.items()} for v, on in held.items()}
+    assert {v: n["4"] for v, n in scalars.items()} == {
+        "gqa": 128, "mqa": 128, "mla": 272, "gva-drope-16": 80, "shared-kv": 64
+    }  # fmt: skip
+    for variant, row in table.items():
+        assert scalars[variant]["1"] == row["cache_scalars_per_token_per_layer"]
+        assert scalars[variant]["8"] == scalars[variant]["4"]
+        assert held[variant]["4"]["cache_bytes_per_token"] == 24 * 2 * scalars[variant]["4"]
+    assert {v for v, on in held.items() if on["4"]["refused"]} == {"shared-kv"}
+    assert "cannot be served" in held["shared-kv"]["1"]["refused"]
+    assert "tensor_parallel_size=3: must divide num_attention_heads=16" in held["gqa"]["3"]["refused"]
+    assert main(["cost", *words]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith("each of 1  each of 4  each of 8  each of 3")
+    assert lines[1].split()[-4:] == ["512", "128", "128", "256*"]
+    assert any(line.startswith("* gqa on 3, mqa on 3, mla on 3, gva-drope-16 on 3: tensor") for line in lines)
+
+
 def test_fields_of_a_preset_can_be_changed(capsys):
     assert (
         rows(capsys, "--preset", "small", "--set", "num_value_groups=4")["gqa"]["cache_scalars_per_token_per_layer"]
@@ -76,6 +99,7 @@ def test_fields_of_a_preset_can_be_changed(capsys):
         (["cost", "--preset", "small", "--batch", "0"], "batch=0: must be positive"),
         (["cost", "--preset", "small", "--set", "rope_dim=8"], "'rope_dim': is what a variant sets"),
         (["cost", "--preset", "small", "--set", 'rope_parameters={"rope_type":"linear"}'], "rope_parameters="),
+        (["cost", "--preset", "small", "--ranks", "0"], "ranks=0: must be positive"),
         (["cost", "/nowhere"], "/nowhere: no such file"),
     ],
 )
@@ -91,6 +115,7 @@ def test_bad_arguments_are_named(capsys, arguments, message):
     [
         (["cost", "--prset", "small"], "unknown argument --prset; did you mean '--preset'?"),
         (["cost", "--preset", "small", "--memory", "80 gigs"], "size '80 gigs': must be a number"),
+        (["cost", "--preset", "small", "--ranks", "1,x"], "'1,x': must be numbers of GPUs, as 1,2,4,8"),
         (["cots"], "'cots' is none of cost, "),
         (["cots"], "did you mean 'cost'?"),
         (["cost", "--preset", "small", "--dtype", "bfloat61"], "did you mean 'bfloat16'?"),

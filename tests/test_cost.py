@@ -103,6 +103,27 @@ def test_largest_batch():
     assert cost.largest_batch(config, 32768, 1000) == 0
 
 
+@pytest.mark.parametrize(
+    ("variant", "fields", "on_each_of"),
+    [
+        ("gva-drope-16", {"rope_dim": 32}, {1: 288, 2: 160, 4: 96, 8: 96}),
+        ("gqa", {}, {1: 512, 2: 256, 4: 128, 8: 128}),
+        ("mqa", {}, {1: 128, 4: 128}),
+        ("mla", {}, {1: 272, 4: 272}),
+        ("gqa", {"num_attention_heads": 12, "num_value_groups": 3}, {2: 256}),
+    ],
+)
+def test_the_cache_of_one_rank(variant, fields, on_each_of):
+    config = GvaConfig.preset("paper-350m", variant=variant, **fields)
+    for ranks, scalars in on_each_of.items():
+        assert cost.cache_scalars_per_token_per_layer(config, ranks) == scalars
+        assert cost.cache_bytes_per_token(config, "float32", ranks) == 24 * 4 * scalars
+    if config.row.packs:
+        one = config.row.over(4)
+        row = cost.packed_row_bytes(one.content[0].heads, one.content[0].width, config.rope_dim)
+        assert cost.cache_row_bytes(config, "fp8", 4) == row
+
+
 def test_a_row_that_cannot_be_had_says_why():
     narrow = GvaConfig(hidden_size=64, num_attention_heads=4, attention="gqa", value_head_dim=16)
     rows = cost.table(narrow, ["gva-drope-16", "gqa"])

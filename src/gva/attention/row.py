@@ -17,8 +17,8 @@ class Part:
         return self.heads * self.width
 
     def over(self, ranks: int) -> "Part":
-        """What one of `ranks` holds of it."""
-        return self if self.shared else replace(self, heads=max(1, self.heads // ranks))
+        """What one of `ranks` holds of it, the fullest where they cannot be alike."""
+        return self if self.shared else replace(self, heads=-(-self.heads // ranks))
 
 
 @dataclass(frozen=True)
