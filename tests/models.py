@@ -2,7 +2,7 @@
 
 import torch
 
-from gva import GvaConfig, GvaForCausalLM
+from gva import VARIANTS, GvaConfig, GvaForCausalLM
 
 SIZE = {
     "vocab_size": 98,
@@ -14,7 +14,7 @@ SIZE = {
     "value_head_dim": 32,
     "max_position_embeddings": 128,
 }
-DECOUPLED = ["mla", "gva-drope-24", "gva-drope-16", "gta"]
+DECOUPLED = ["mla", "gva-drope-24", "gva-drope-16", "gva-drope-32", "gva-one-group", "gta"]
 
 
 def tiny_config(variant: str, **overrides) -> GvaConfig:
@@ -32,5 +32,6 @@ def tokens(*shape: int) -> torch.Tensor:
 
 
 def _size(variant: str) -> dict:
+    """The sizes, with as many groups as the variant says, where it does."""
     groups = {"mha": SIZE["num_attention_heads"], "mqa": 1}.get(variant, SIZE["num_value_groups"])
-    return {**SIZE, "num_value_groups": groups}
+    return {**SIZE, "num_value_groups": VARIANTS[variant].get("num_value_groups", groups)}

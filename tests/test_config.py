@@ -54,6 +54,23 @@ def test_with_variant_keeps_the_size(variant):
     }
 
 
+def test_gva_alone_is_what_is_recommended_and_leaves_no_trace_of_its_name(tmp_path):
+    for preset in PRESETS:
+        config = GvaConfig.preset(preset)
+        assert config.to_dict() == GvaConfig.preset(preset, variant="gva").to_dict()
+        same = [name for name in VARIANTS if GvaConfig.preset(preset, variant=name).to_dict() == config.to_dict()]
+        assert len(same) == 2, "itself and the row that it stands for"
+        config.save_pretrained(tmp_path / preset)
+        assert GvaConfig.from_pretrained(tmp_path / preset).to_dict() == config.to_dict()
+
+
+def test_a_slice_is_carved_wherever_the_head_is_wider():
+    for preset, allocation in (("demo", "additive"), ("small", "carved"), ("paper-350m", "carved")):
+        config = GvaConfig.preset(preset, variant="gva-drope-32")
+        assert (config.rope_dim, config.rope_allocation) == (32, allocation)
+    assert GvaConfig(rope_dim=64).content_dim == 64
+
+
 def test_widths():
     carved, additive = (tiny_config("gva-drope-16", rope_allocation=a) for a in ("carved", "additive"))
     assert (carved.content_dim, carved.score_dim, carved.rotated_dim) == (16, 32, 16)
@@ -70,8 +87,8 @@ def test_widths():
             r"num_value_groups=4: must divide num_attention_heads=6",
         ),
         ({"rope_dim": 15}, r"rope_dim=15: must be even"),
-        ({"rope_dim": 64}, r"rope_dim=64: a carved slice must be smaller than value_head_dim=64.*additive"),
-        ({"rope_dim": 80}, r"rope_dim=80: a carved slice must be smaller"),
+        ({"rope_dim": 64, "rope_allocation": "carved"}, r"rope_dim=64: a carved slice must be smaller than .*additive"),
+        ({"attention": "mla", "rope_dim": 80}, r"rope_dim=80: a carved slice must be smaller than value_head_dim=64"),
         ({"attention": "gq"}, r"attention='gq': must be one of .*did you mean 'gqa'"),
         ({"positional": "rotary"}, r"positional='rotary': must be one of \['decoupled', 'rope'\]"),
         ({"attention": "gqa", "positional": "decoupled"}, r"positional='decoupled': must be one of \['rope'\]"),
@@ -126,7 +143,7 @@ def test_unknown_keys_of_a_file_are_kept_with_a_warning(tmp_path):
 
 
 def test_overrides_while_loading_are_checked(tmp_path):
-    GvaConfig.preset("demo").save_pretrained(tmp_path)
+    GvaConfig.preset("demo", variant="gva-drope-16").save_pretrained(tmp_path)
     assert GvaConfig.from_pretrained(tmp_path, rope_dim=8).content_dim == 24
     with pytest.raises(ValueError, match="rope_dim=7"):
         GvaConfig.from_pretrained(tmp_path, rope_dim=7)

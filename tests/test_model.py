@@ -14,7 +14,10 @@ from gva.diagnostics import cache_scalars_per_token_per_layer
 from models import tiny_config, tiny_model, tokens
 
 pytestmark = pytest.mark.hf
-SCALARS = {"mha": 256, "mqa": 64, "gqa": 128, "mla": 80, "gva-drope-24": 88, "gva-drope-16": 80, "gta": 80}
+SCALARS = {
+    "mha": 256, "mqa": 64, "gqa": 128, "mla": 80, "gva-drope-24": 88, "gva-drope-16": 80, "gva-drope-32": 96,
+    "gva-one-group": 80, "gva": 80, "gta": 80,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

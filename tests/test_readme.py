@@ -38,13 +38,13 @@ def pasted(tmp_path_factory):
 
 def test_the_python_snippet_runs_when_pasted(pasted):
     _, output = pasted
-    assert "cached scalars per token and layer: 144.0" in output
+    assert "cached scalars per token and layer: 112.0" in output
     assert re.search(r"tokens \[(\d+, ){7}\d+\]", output)
     snippet = blocks("python")[0]
     assert len([line for line in snippet.splitlines() if line.strip()]) == 10
     small = GvaConfig.preset("small")
     assert f"{cost.parameters(small)['total'] / 1e6:.0f}M parameters" in snippet
-    assert f"144; GQA: {cost.cache_scalars_per_token_per_layer(small.with_variant('gqa'))}" in snippet
+    assert f"112; GQA: {cost.cache_scalars_per_token_per_layer(GvaConfig.preset('small', 'gqa'))}" in snippet
 
 
 def commands():

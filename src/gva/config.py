@@ -86,7 +86,7 @@ class GvaConfig(PreTrainedConfig):
     attention: mha | mqa | gqa | mla | shared_kv | gva | gta, or one that was registered.
     positional: 'rope' rotates whole heads; 'decoupled' adds one shared rotated slice (gva, mla, gta).
     rope_dim: d_r, the width of that slice. rope_allocation: 'carved' takes it out of the head (d_n = d_h - d_r),
-        'additive' puts it beside (d_n = d_h; gva only).
+        'additive' puts it beside (d_n = d_h; gva only); by default carved wherever the head is wider.
     map_init: 'scale_matched' or 'standard' start of the maps M_h, or 'none': no maps, values are keys (gva only).
     query_norm: RMSNorm over each whole query head, one gain shared by the heads.
     latent_dim: d_c of mla, by default G d_h. latent_norm: False leaves out the norm of the latent.
@@ -218,7 +218,8 @@ class GvaConfig(PreTrainedConfig):
             return
         self.rope_dim = 16 if self.rope_dim is None else self.rope_dim
         check(self.rope_dim % 2 == 0, "rope_dim", self.rope_dim, "must be even: RoPE rotates pairs")
-        self.rope_allocation = self.rope_allocation or "carved"
+        beside = self.rope_dim >= d_h and "additive" in allocations
+        self.rope_allocation = self.rope_allocation or ("additive" if beside else "carved")
         check_choice("rope_allocation", self.rope_allocation, allocations, f"attention={self.attention!r}")
         if self.rope_allocation == "carved":
             check(
@@ -348,7 +349,7 @@ class GvaConfig(PreTrainedConfig):
     # ---- presets, variants, foreign configs ----
 
     @classmethod
-    def preset(cls, name: str, variant: str = "gva-drope-16", **overrides: Any) -> "GvaConfig":
+    def preset(cls, name: str, variant: str = "gva", **overrides: Any) -> "GvaConfig":
         """A preset size with a variant's attention; further fields override both."""
         check_choice("preset", name, PRESETS)
         check_choice("variant", variant, VARIANTS)

@@ -61,7 +61,7 @@ def test_without_a_slice_the_head_is_content(variant):
     ],
 )
 def test_each_matrix_is_drawn_at_its_deviation(name, std):
-    model = GvaForCausalLM(GvaConfig.preset("small"))
+    model = GvaForCausalLM(GvaConfig.preset("small", variant="gva-drope-16"))
     weight = dict(model.named_parameters())[name]
     assert weight.std().item() == pytest.approx(std, rel=0.03)
     assert weight.mean().item() == pytest.approx(0, abs=0.03 * std * 3)

@@ -37,8 +37,8 @@ def test_every_preset_has_a_comparison():
         assert matrix.rows[0].name == "gqa"
         assert all("gva" in name or name in ("gqa", "mla", "shared-kv") for name in (r.name for r in matrix.rows))
     demo = simple_matrix("demo")
-    assert [row.name for row in demo.rows] == ["gqa", "shared-kv", "gva-baseline", "gva-drope-16"]
-    assert len(demo.runs()) == 4
+    assert [row.name for row in demo.rows] == ["gqa", "shared-kv", "gva-baseline", "gva-drope-16", "gva"]
+    assert len(demo.runs()) == 5
 
 
 def test_a_variant_may_have_its_own_rate_and_all_rows_share_the_rest():

@@ -12,7 +12,7 @@ def add(commands: Any) -> None:
     )
     what = compare.add_argument_group("what is compared")
     what.add_argument("--preset", help="size and recipe: demo, small, paper-350m")
-    what.add_argument("--variants", help="comma-separated; by default four for demo, the paper's eight otherwise")
+    what.add_argument("--variants", help="comma-separated; by default five for demo, else gva and the paper's")
     what.add_argument("--seeds", type=int, help="how many, from 0 on; by default 1 for demo, 3 otherwise")
     what.add_argument("--steps", type=int)
     what.add_argument("--lr", action="append", default=[], metavar="VARIANT=RATE", help="a variant's own rate")

@@ -11,7 +11,7 @@ from typing import Any
 def add(commands: Any) -> None:
     train = commands.add_parser("train", help="train a variant; run it again to go on after a stop or a kill")
     train.add_argument("--preset", required=True, help="size and recipe: demo, small, paper-350m")
-    train.add_argument("--variant", default="gva-drope-16", help="the attention")
+    train.add_argument("--variant", default="gva", help="the attention; by default gva, the one that we recommend")
     train.add_argument("--data", type=Path, help="a prepared folder; by default the standard library, prepared in OUT")
     train.add_argument("--out", type=Path, required=True, help="folder for metrics, checkpoints and the model")
     train.add_argument("--seed", type=int, help="of the initial weights and the data order")

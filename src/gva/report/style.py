@@ -15,7 +15,10 @@ LABELS = {
     "gva-variance-fixed": "GVA variance-fixed",
     "gva-drope-24": "GVA + DRoPE 24",
     "gva-drope-16": "GVA + DRoPE 16",
+    "gva-drope-32": "GVA + DRoPE 32",
+    "gva-one-group": "GVA, one group",
     "gta": "GTA",
+    "gva": "GVA",
 }
 
 
@@ -41,6 +44,9 @@ STYLES = {
     "shared-kv-qnorm": Style("#c8420c", "#ff8b5e", "dash", "cross"),
     "mha": Style("#768192", "#9ba7b7", "dash", "circle-open"),
     "mqa": Style("#8a5a3c", "#cf9d7b", "solid", "triangle-down"),
+    "gva": Style("#d6336c", "#ff7aa2", "solid", "star-diamond"),
+    "gva-drope-32": Style("#0061a8", "#58a9f0", "dash", "diamond-open"),
+    "gva-one-group": Style("#d6336c", "#ff7aa2", "dash", "star-diamond-open"),
     "gta": Style("#74741c", "#cccc60", "solid", "hexagon"),
 }
 # What the page itself is drawn with; page.css has the same names as variables.

@@ -58,15 +58,15 @@ class Matrix:
 
 
 # What `gva compare --preset P` runs when nothing else is said: variants, seeds and fields for all rows.
-USUAL: tuple[tuple[str, ...], int, dict[str, Any]] = (PAPER, 3, {})
+USUAL: tuple[tuple[str, ...], int, dict[str, Any]] = ((*PAPER, "gva"), 3, {})
 DEFAULTS = {
     "demo": (
-        ("gqa", "shared-kv", "gva-baseline", "gva-drope-16"),
+        ("gqa", "shared-kv", "gva-baseline", "gva-drope-16", "gva"),
         1,
         {"eval_every": 20, "diagnostics_every": 20, "checkpoint_every": 60},
     ),
-    "small": (PAPER, 3, {"diagnostics_every": 100, "eval_every": 100}),
-    "paper-350m": (PAPER, 3, {"diagnostics_every": 500}),
+    "small": (USUAL[0], 3, {"diagnostics_every": 100, "eval_every": 100}),
+    "paper-350m": (USUAL[0], 3, {"diagnostics_every": 500}),
 }
 
 
