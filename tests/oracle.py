@@ -76,6 +76,14 @@ def attend_all(x, W, *, kind, H, G, d_h, d_n, d_r, theta, q_gain=None, eps=1e-6,
         if kind == "gqa":
             own = project(x, W, "k_proj").reshape(T, G, d_h)
             k = np.stack([own[:, h // R] for h in range(H)], 1)
+        elif kind == "gva_untied":
+            own = project(x, W, "k_proj").reshape(T, G, d_n)
+            k = np.stack([own[:, h // R] for h in range(H)], 1)
+        elif kind == "gva_look_back":
+            before = np.concatenate([np.zeros_like(v[:1]), v[:-1]])
+            both = np.concatenate([v, before], -1)
+            maps = np.concatenate([W["key_map"], W["back_map"]])
+            k = np.stack([both[:, h] @ maps[:, h * d_n : (h + 1) * d_n] for h in range(H)], 1)
         elif kind == "gva":
             k = np.stack([v[:, h] @ W["key_map"][:, h * d_n : (h + 1) * d_n] for h in range(H)], 1)
         else:  # shared_kv, gta: the key is the value, or its first half

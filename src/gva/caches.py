@@ -1,8 +1,8 @@
 """How the HuggingFace model attends: over keys side by side, in transformers' kernels and transformers' caches.
 
 A cache of transformers has two tensors per layer, called keys and values, [B, heads, T, width]. Where a row is keys and
-values of as many heads, they are those. Elsewhere each part is one head, which is what every cache can hold: the
-rotated key stands among the keys and the state among the values; a row of values alone stands among the keys, since a
+values of as many heads, they are those. Elsewhere there is one head, which is what every cache can hold: the rotated
+key stands among the keys, the rest side by side among the values; a row of values alone stands among the keys, since a
 cache tells its length from them.
 """
 
@@ -41,6 +41,8 @@ class SideBySide:
         held = row if self.cache is None else update(self.cache, attention, row)
         kernel = self.kernel or attention.config._attn_implementation
         if form == "expanded":
+            if attention.looks_back and self.mask is not None:
+                held = (*held, content_before(held[0], self.mask))
             k, v = attention.expand(held, self.key_rotation)
             return attend(attention, query.whole, k, v, self.mask, self.options, kernel)
         state, k_rope = held
@@ -56,16 +58,27 @@ def update(cache: Cache, attention: Attention, row: Cached) -> Cached:
     parts = [(x if per_head else x.flatten(2)[:, :, None]).transpose(1, 2) for x in row]
     if not per_head:  # the slice, or all that there is, stands among the keys
         *others, keys = parts
-        parts = [keys, *(others or [keys[..., :0]])]
+        parts = [keys, torch.cat(others, -1) if others else keys[..., :0]]
     _refuse_foreign(cache, attention.layer_idx, parts)
     held = [x.transpose(1, 2) for x in cache.update(*parts, attention.layer_idx)]
     if per_head:
         return tuple(held)
-    ordered = [*held[1:], held[0]] if len(row) == 2 else held[:1]
+    keys, others = (x.squeeze(2) for x in held)
+    ordered = (*others.split([new.flatten(2).shape[2] for new in row[:-1]], -1), keys)
     return tuple(
-        x.squeeze(2) if new.dim() == 3 else x.squeeze(2).unflatten(2, (-1, new.shape[3]))
-        for x, new in zip(ordered, row, strict=True)
+        x if new.dim() == 3 else x.unflatten(2, (-1, new.shape[3])) for x, new in zip(ordered, row, strict=True)
     )
+
+
+def content_before(content: Tensor, mask: Tensor) -> Tensor:
+    """Of each token of content [B, T, heads, width] that of the token before it, zeros where there is none: the newest
+    earlier one that is seen by who sees this one. `mask` [B, 1, S, T] is of booleans, or what is added to scores."""
+    seen = (mask if mask.dtype == torch.bool else mask >= 0)[:, 0, :, : content.shape[1]]
+    newest = torch.arange(seen.shape[2], device=mask.device).where(seen, -1).cummax(-1).values
+    newest = torch.nn.functional.pad(newest[..., :-1], (1, 0), value=-1)  # before each slot, for each query
+    who = seen.byte().argmax(1, keepdim=True)  # the first query that sees a slot
+    at = newest.gather(1, who)[:, 0, :, None, None].expand(content.shape)
+    return content.gather(1, at.clamp(min=0)).masked_fill(at < 0, 0)
 
 
 def _refuse_foreign(cache: Cache, layer: int, parts: list[Tensor]) -> None:

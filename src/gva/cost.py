@@ -135,7 +135,7 @@ def _multiplications(config: Any) -> tuple[int, int]:
     """Of one layer's attention in a decode step: per new token, and per cached one."""
     chosen = class_of(config)
     sizes = {k: v for k, v in attention_parameters(config).items() if not k.endswith(("_norm", ".bias"))}
-    rebuilding = sum(sizes.pop(name) for name in chosen.maps(config)) if chosen.rotates_late else 0
+    rebuilding = sum(sizes.pop(name) for name in chosen.maps(config)) if not chosen.absorbs else 0
     return sum(sizes.values()), config.num_attention_heads * sum(chosen.decode_widths(config)) + rebuilding
 
 

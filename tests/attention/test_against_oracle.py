@@ -132,3 +132,14 @@ def test_gva_options_equal_algorithm_1(allocation, query_norm):
     for form in ("expanded", "absorbed"):
         np.testing.assert_allclose(run(module, config, x, form), want, rtol=0, atol=1e-10)
         np.testing.assert_allclose(run(module, config, x, form, cached=True), want, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("allocation", ["carved", "additive"])
+@pytest.mark.parametrize("attention", ["gva_untied", "gva_look_back"])
+def test_other_keys_beside_a_slice_equal_numpy(attention, allocation):
+    config = tiny_config("gva-drope-16", attention=attention, rope_allocation=allocation, qkv_bias=True)
+    module, weights = module_and_weights(config)
+    x = torch.randn(1, T, config.hidden_size, dtype=torch.float64)
+    want = expected(config, x, weights)
+    for cached in (False, True):
+        np.testing.assert_allclose(run(module, config, x, cached=cached), want, rtol=0, atol=1e-10)

@@ -6,9 +6,11 @@ from gva.attention.base import Attention, Query, RMSNorm
 from gva.attention.gqa import GroupedQueryAttention, MultiHeadAttention, MultiQueryAttention
 from gva.attention.gta import GroupedTiedAttention
 from gva.attention.gva import GroupedValueAttention, RotatedGroupedValueAttention
+from gva.attention.look_back import LookBackValueAttention
 from gva.attention.mla import LatentAttention
 from gva.attention.row import Part, Row
 from gva.attention.shared_kv import SharedKeyValueAttention
+from gva.attention.untied import UntiedKeyAttention
 
 _CLASSES: dict[str, tuple[type[Attention], ...]] = {}
 
@@ -41,6 +43,8 @@ register("gqa", GroupedQueryAttention)
 register("mla", LatentAttention)
 register("shared_kv", SharedKeyValueAttention)
 register("gva", GroupedValueAttention, RotatedGroupedValueAttention)
+register("gva_look_back", LookBackValueAttention)
+register("gva_untied", UntiedKeyAttention)
 register("gta", GroupedTiedAttention)
 
 __all__ = ["Attention", "Part", "Query", "RMSNorm", "Row", "build", "choices", "class_of", "names", "register"]

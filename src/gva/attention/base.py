@@ -72,6 +72,7 @@ class Attention(nn.Module):
     allocations: ClassVar[tuple[str, ...]] = ("carved",)  # of that slice
     absorbs: ClassVar[bool] = False  # whether a query can be brought into the space of the state
     rotates_late: ClassVar[bool] = False  # keys are rebuilt from what is cached, and rotated then, by their slot
+    looks_back: ClassVar[bool] = False  # keys also read the content of the token before
     state_is_value: ClassVar[bool] = True  # what the absorbed form attends to are the values themselves
     fields: ClassVar[tuple[str, ...]] = ()  # optional fields of a config that it has a use for
 

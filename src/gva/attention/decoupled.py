@@ -38,9 +38,9 @@ class DecoupledAttention(Attention):
         raise NotImplementedError
 
     def project(self, hidden_states: Tensor, rotation: Rotation) -> tuple[Query, Cached]:
-        q, state, k_rope = self.inputs(hidden_states)
+        q, *content, k_rope = self.inputs(hidden_states)
         q_nope, q_rope = q.split((self.config.content_dim, self.config.rope_dim), dim=-1)
-        return Query(q_nope, rotate(q_rope, rotation)), (state, rotate(k_rope, rotation).squeeze(-2))
+        return Query(q_nope, rotate(q_rope, rotation)), (*content, rotate(k_rope, rotation).squeeze(-2))
 
     def expand(self, row: Cached, rotation: Rotation | None = None) -> tuple[Tensor, Tensor]:
         state, k_rope = row

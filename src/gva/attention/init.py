@@ -18,6 +18,8 @@ def weight_std(config: Any, name: str) -> float:
     standard = config.initializer_range
     if name in ("o_proj", "down_proj"):
         return standard / math.sqrt(2 * config.num_hidden_layers)
+    if name == "back_map":
+        return 0.0
     if config.map_init in ("scale_matched", "none"):
         sigma_v = standard * math.sqrt(config.hidden_size)
         sigma_q = 1.0 if config.query_norm else sigma_v

@@ -96,11 +96,24 @@ class Expanded:
         if attention.rotates_late:
             rotation = late_rotation(attention, self.keys, row[0])
             rotation = rotation[0][first:last], rotation[1][first:last]
+        if attention.looks_back:
+            return attention.expand(self._with_before(pages, row, first, last), rotation)
         if slots is None:
             return attention.expand(tuple(part[self.tokens] for part in row), rotation)
         if pages.scales is None:
             return attention.expand_at(pages.parts, slots, rotation)
         return attention.expand(pages.read(slots), rotation)
+
+    def _with_before(self, pages: LayerPages, row: Cached, first: int, last: int | None) -> Cached:
+        """The rows of these tokens and, as one more part, the content of the token before each in its sequence."""
+        begins = torch.zeros(self.keys.starts[-1], dtype=torch.bool, device=row[0].device)
+        begins[self.keys.on_device[:-1].long()] = True
+        if self.slots is None:
+            rows = tuple(part[self.tokens] for part in row)
+            before = rows[0].roll(1, 0)
+        else:
+            rows, (before, *_) = pages.read(self.slots[first:last]), pages.read(self.slots.roll(1)[first:last])
+        return (*rows, before.masked_fill(begins[first:last, None, None], 0))
 
     def _in_parts(self, attention: Attention, pages: LayerPages, q: Tensor, row: Cached) -> Tensor:
         """One sequence whose earlier tokens are too many to have keys at a time: the new ones attend to themselves,

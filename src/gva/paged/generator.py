@@ -266,7 +266,7 @@ class PagedGenerator:
         if absorbs:
             return self.plans[row].update(self.cache.seq_lens) if row in self.plans else None
         dtype, takes = self.cache.dtype, flash.available(self.device)
-        if len(row.content) < 2 or not takes or dtype not in (torch.bfloat16, torch.float16):
+        if len(row.content) < 2 or row.rope is not None or not takes or dtype not in (torch.bfloat16, torch.float16):
             return None
         keys = row.content[0]
         return flash.plan_decode(

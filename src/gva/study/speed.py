@@ -60,7 +60,7 @@ def path(config: GvaConfig, device: torch.device) -> str:
     """What a decode step attends through."""
     if config.absorbs:
         return backend.select(None, device, DTYPE, DTYPE)
-    if config.rotates_late:
+    if config.rotates_late or config.row.rope is not None:
         return REBUILT
     return FLASH if flash.available(device) else "torch"
 

@@ -14,7 +14,7 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
     """Matrices decay, gains do not, and the maps M_h have a rate of their own, at which they decay no faster than the
     others. The state exists from the start, so that a checkpoint can be read into it."""
     parameters = list(model.parameters())
-    maps = [p for name, p in model.named_parameters() if "key_map." in name]
+    maps = [p for name, p in model.named_parameters() if "key_map." in name or "back_map." in name]
     others = [p for p in parameters if not any(p is one for one in maps)]
     groups = [
         {"params": [p for p in others if p.dim() >= 2], "weight_decay": recipe.weight_decay, "rate": 1.0},
