@@ -54,7 +54,7 @@ def text(x: float, y: float, words: str, kind: str = "") -> str:
 # ---- the packages ----
 
 BOX_WIDTH, BOX_HEIGHT, PITCH = 98, 38, 66
-EVERYWHERE = {"errors", "text", "presets"}  # import nothing, and whoever wants may import them: not drawn
+EVERYWHERE = {"errors", "text", "presets", "remote"}  # import nothing, and whoever wants may import them: not drawn
 # From the left in pixels, from the top in rows, and what is in it.
 PLACES = {
     "cli": (234, 0, "parses, prints"),

@@ -35,3 +35,16 @@ def _size(variant: str) -> dict:
     """The sizes, with as many groups as the variant says, where it does."""
     groups = {"mha": SIZE["num_attention_heads"], "mqa": 1}.get(variant, SIZE["num_value_groups"])
     return {**SIZE, "num_value_groups": VARIANTS[variant].get("num_value_groups", groups)}
+
+
+@torch.no_grad()
+def made_to_end(model, prompt: list[int], end: int, at_least: int = 3) -> list[int]:
+    """Let a greedy answer to the prompt end after so many tokens or more: the first token that is new then changes
+    places with `end`. Returns the answer."""
+    ids = torch.tensor([prompt])
+    said = model.generate(ids, max_new_tokens=40, do_sample=False, eos_token_id=-1, pad_token_id=0)[0].tolist()
+    last = next(i for i in range(len(prompt) + at_least, len(said)) if said[i] not in said[:i])
+    assert end not in said[:last], "choose another prompt"
+    table = model.get_input_embeddings().weight
+    table[[said[last], end]] = table[[end, said[last]]]
+    return [*said[len(prompt) : last], end]

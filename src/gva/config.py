@@ -16,6 +16,7 @@ from transformers import PreTrainedConfig
 from gva.attention import Row, choices, class_of, names
 from gva.errors import check, check_choice, nearest
 from gva.presets import PRESETS, VARIANTS
+from gva.remote import SavedWithCode
 
 ROPE_TYPES = ("default", "linear", "yarn", "llama3")
 
@@ -73,7 +74,7 @@ _OPTIONAL = {
 _DERIVED: Any = None  # the default of a field that takes the value its attention calls for
 
 
-class GvaConfig(PreTrainedConfig):
+class GvaConfig(SavedWithCode, PreTrainedConfig):
     """The shape of a model and the attention it uses.
 
     Fields left at None take the value that the attention calls for; a field that the attention has no use

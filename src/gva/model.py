@@ -29,6 +29,7 @@ from gva.attention.init import draw, weight_std
 from gva.attention.rope import Rotation, Turns
 from gva.caches import SideBySide
 from gva.config import GvaConfig, check_ranks, refuse_misspelt
+from gva.remote import Registered
 from gva.weights import replacing, verify_folder
 
 
@@ -57,7 +58,7 @@ class DecoderLayer(GradientCheckpointingLayer):
         return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
 
 
-class GvaPreTrainedModel(PreTrainedModel):
+class GvaPreTrainedModel(Registered, PreTrainedModel):
     config: GvaConfig
     config_class = GvaConfig
     base_model_prefix = "model"

@@ -8,6 +8,7 @@ import torch
 
 from gva import GvaForCausalLM
 from gva.cli import main
+from gva.evaluate.results import table
 from gva.run.metrics import read_metrics
 
 
@@ -56,13 +57,17 @@ def test_accuracies_are_recorded_in_the_run(trained, text, files, tmp_path):
     run = shutil.copytree(trained, tmp_path / "run")
     before = read_metrics(run)
     words = ("--data-dir", files, "--tasks", "arc_easy,winogrande", "--record")
-    assert evaluate(run / "checkpoints" / "step-00000020", *words)[0] == 0
+    assert "No task has been run" in (run / "model" / "README.md").read_text()
     assert evaluate(run, *words)[0] == 0
-    assert evaluate(run, *words)[0] == 0  # again: in place of the line before
+    assert evaluate(run / "checkpoints" / "step-00000020", *words)[0] == 0
+    assert evaluate(run / "checkpoints" / "step-00000020", *words)[0] == 0  # again: in place of the line before
     lines = read_metrics(run)
     assert [line for line in lines if line["kind"] != "tasks"] == before
     tasks = [line for line in lines if line["kind"] == "tasks"]
-    assert [(line["step"], line["tokens"]) for line in tasks] == [(20, 20 * 1024), (40, 40 * 1024)]
+    assert [(line["step"], line["tokens"]) for line in tasks] == [(40, 40 * 1024), (20, 20 * 1024)]
+    card = (run / "model" / "README.md").read_text()
+    assert table(tasks[0]["results"]) in card, "the card has the accuracies of the model beside it"
+    assert "No task has been run" not in card
     assert set(tasks[0]) == {"kind", "step", "tokens", "results"}
     assert set(tasks[0]["results"]["winogrande"]) == {
         "acc", "acc_stderr", "acc_norm", "acc_norm_stderr", "chance", "items",

@@ -18,11 +18,14 @@ from served import (
     start,
     write_checkpoint,
 )
+from vllm import SamplingParams
 
 from gva import PagedGenerator, cost
+from gva.data.publish import publish
 from gva.paged import attend
 from gva.serve import backend
 from gva.serve.checks import check_checkpoint
+from models import SIZE, made_to_end
 from toys import registered
 
 STOCK_BLOCK = 32  # the smallest that vLLM's own attention takes on a CPU
@@ -191,3 +194,15 @@ def test_all_but_attention_is_one_graph(checkpoints, engine, monkeypatch, varian
     assert [a.dtype for a in angles] == [torch.float32] * 2
     _, pieces = split_graph(graph, ops)
     assert [p.is_splitting_graph for p in pieces] == [False, True] * model.config.num_hidden_layers + [False]
+
+
+def test_an_answer_ends_where_its_tokenizer_says(tmp_path, engine):
+    """A published folder, loaded without `trust_remote_code`: the engine stops as HuggingFace does."""
+    source, model = write_checkpoint(tmp_path / "source", "gva-drope-16")
+    end, prompt = SIZE["vocab_size"] - 1, [5, 6, 7]
+    answer = made_to_end(model, prompt, end)
+    publish(model, source, tmp_path / "model", "a card")
+    served = engine(tmp_path / "model", block_size=16)
+    wanted = SamplingParams(temperature=0, max_tokens=60, detokenize=False)
+    (result,) = served.generate([{"prompt_token_ids": prompt}], wanted, use_tqdm=False)
+    assert (list(result.outputs[0].token_ids), result.outputs[0].finish_reason) == (answer, "stop")

@@ -31,13 +31,15 @@ def add(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     import torch
 
+    from gva.data.publish import replace_section
     from gva.evaluate.loading import find, load_model, load_tokenizer_of
     from gva.evaluate.results import average, differences, table
     from gva.evaluate.tasks import chosen_tasks
     from gva.evaluate.validation import validation_loss
     from gva.run.atomic import write_atomically
-    from gva.run.folder import locked
+    from gva.run.folder import MODEL, locked
     from gva.run.metrics import record
+    from gva.train.card import SCORES, scores
 
     tasks = [] if arguments.tasks == "none" else chosen_tasks(arguments.tasks)
     if not tasks and not arguments.data:
@@ -73,6 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.record and place.run:
         with locked(place.run):
             record(place.run, {name: report[name] for name in ("kind", "step", "tokens", "results")})
+            replace_section(place.run / MODEL, SCORES, scores(place.run))
     return 0
 
 

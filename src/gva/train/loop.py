@@ -20,7 +20,6 @@ from gva.data.shards import TokenDataset
 from gva.errors import check
 from gva.model import GvaForCausalLM
 from gva.run.checkpoints import Checkpoints, random_state, set_random_state
-from gva.run.files import within
 from gva.run.folder import MODEL, claim, locked
 from gva.run.metrics import Metrics, NonFiniteLoss, is_done
 from gva.run.ranks import Ranks, process_group
@@ -100,7 +99,7 @@ def train(
         try:
             with StopRequest() as stop:
                 _loop(run, valid, tasks, checkpoints, metrics, stop)
-            export_model(run.model, data, within(out, MODEL), ranks)
+            export_model(run.model, recipe, train_set, out, ranks)
             metrics.event("done", run.step, {"tokens": recipe.tokens})
         except BaseException:
             with suppress(Exception):
