@@ -1,8 +1,12 @@
 """The paged cache and the generation loop on it, against HuggingFace's generate on HuggingFace's cache."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from torch._dynamo.testing import CompileCounter
+from transformers import PreTrainedTokenizerFast
 
 from gva import VARIANTS, cost
 from gva.paged import attend
@@ -102,6 +106,45 @@ def test_an_end_token_ends_a_sequence():
     assert got == [tokens[: tokens.index(end) + 1] if end in tokens else tokens for tokens in whole]
 
 
+@pytest.mark.parametrize("several", [False, True])
+def test_the_models_own_end_tokens_end_a_sequence_as_in_transformers(several):
+    model, asked = tiny_model("gva-drope-16"), prompts(5, 8)
+    whole = [hf_greedy(model, prompt) for prompt in asked]
+    model.config.eos_token_id = 97  # what generation_config says comes first
+    model.generation_config.eos_token_id = [whole[0][2], whole[1][4]] if several else whole[0][2]
+    cut = [hf_greedy(model, prompt) for prompt in asked]
+    generator = PagedGenerator(model, batch=2, max_tokens=20, page=4)
+    assert generator.generate(asked, NEW) == cut != whole
+    assert generator.generate(asked, NEW, end=()) == whole
+    assert generator.generate(asked, NEW, end=whole[1][0])[1] == whole[1][:1]
+    tokens = [(number, token) for number, token in generator.stream(asked, NEW)]
+    assert [[token for number, token in tokens if number == i] for i in range(2)] == cut
+    model.generation_config.eos_token_id = None
+    assert PagedGenerator(model, 1, 20).ends == {97}
+
+
+def test_strings_are_answered_by_strings():
+    """A tokenizer that marks spaces, and drops the one at the start of what it decodes."""
+    words = ["<unk>", "</s>", "<s>", *(f"▁{letter * n}" for letter in "abcdefgh" for n in range(1, 12))]
+    inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    inner.pre_tokenizer, inner.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    inner.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 2)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>", eos_token="</s>")
+    model = tiny_model("gva-drope-16", vocab_size=len(words))
+    generator = PagedGenerator(model, batch=2, max_tokens=20, page=4, tokenizer=tokenizer)
+    asked = ["aaa bb", "c"]
+    ids = [tokenizer(text)["input_ids"] for text in asked]
+    new = [hf_greedy(model, i) for i in ids]
+    got = generator.generate(asked, NEW)
+    assert got == ["".join(f" {words[i].lstrip('▁')}" for i in n if i != 2) for n in new]
+    assert generator.generate([asked[0], ids[1]], NEW) == [got[0], new[1]]
+    first = generator.generate(asked[:1], NEW, end=new[0][2])
+    assert first == ["".join(f" {words[i].lstrip('▁')}" for i in new[0][:2])]
+    assert generator.ends == {1}, "the tokenizer's, where the model names none"
+    with pytest.raises(ValueError, match=r"prompt='a': is a string; give PagedGenerator a tokenizer"):
+        PagedGenerator(model, 1, 20).generate(["a"], NEW)
+
+
 def test_streaming_and_a_reader_that_leaves():
     generator = PagedGenerator(tiny_model("gva-drope-16"), batch=2, max_tokens=20, page=4)
     stream = generator.stream(prompts(5, 8), NEW)
@@ -128,8 +171,26 @@ def test_sampling_follows_the_model():
     model, (prompt,) = tiny_model("gva-drope-16"), prompts(6)
     cold = PagedGenerator(model, 1, 20, temperature=1e-4).generate([prompt], NEW)
     assert cold == [hf_greedy(model, prompt)]
-    hot = [tuple(PagedGenerator(model, 1, 20, temperature=2.0).generate([prompt], NEW)[0]) for _ in range(4)]
+    hot = [tuple(PagedGenerator(model, 1, 20, temperature=2.0, seed=n).generate([prompt], NEW)[0]) for n in range(4)]
     assert len(set(hot)) > 1
+    few = PagedGenerator(model, 1, 20, temperature=2.0, top_k=1).generate([prompt], NEW)
+    sure = PagedGenerator(model, 1, 20, temperature=2.0, top_p=1e-6).generate([prompt], NEW)
+    assert few == sure == cold
+
+
+@pytest.mark.parametrize("options", [{}, {"top_k": 20}, {"top_p": 0.9}, {"top_k": 30, "top_p": 0.8}])
+def test_what_is_drawn_follows_from_the_seed_and_the_number_of_the_prompt(options):
+    """Not from who is beside it, nor from its sequence, nor from where its prompt was cut."""
+    model, asked = tiny_model("gva-drope-16"), prompts(5, 11, 3, 9)
+    asked[3] = asked[0]
+    options = {"temperature": 1.0, "page": 4, **options}
+    want = PagedGenerator(model, 4, 20, seed=3, **options).generate(asked, NEW)
+    for batch, chunk in ((1, 64), (3, 4)):
+        generator = PagedGenerator(model, batch, 20, seed=3, prefill_tokens=chunk, **options)
+        assert generator.generate(asked, NEW) == want
+        assert generator.generate(asked, NEW) == want
+    assert want[0] != want[3], "the same prompt in another place"
+    assert PagedGenerator(model, 4, 20, seed=4, **options).generate(asked, NEW) != want
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -153,7 +214,7 @@ def test_an_fp8_cache_is_smaller_and_close(variant):
         generator.tokens.fill_(5)
         generator.cache.reserve([1, 1])
         logits = []
-        generator._choose = lambda x, logits=logits: logits.append(x) or x.argmax(-1)
+        generator.sampler = SimpleNamespace(choose=lambda x, *_, logits=logits: logits.append(x) or x.argmax(-1))
         generator.step()
         seen.append(logits[0])
     error = (seen[1] - seen[0]).abs().max() / seen[0].abs().max()
@@ -219,3 +280,14 @@ def test_a_captured_step_gives_the_tokens_of_an_eager_one(variant, compiled):
     eager = PagedGenerator(model, batch=3, max_tokens=64, cuda_graph=False).generate(asked, 40)
     graph = PagedGenerator(model, batch=3, max_tokens=64, cuda_graph=True, compile=compiled)
     assert graph.generate(asked, 40) == eager
+
+
+@pytest.mark.gpu
+def test_a_captured_step_draws_what_an_eager_one_draws():
+    model = tiny_model("gva-drope-16", torch.float32).cuda()
+    asked = prompts(3, 11, 6, 2, 9)
+    options = {"batch": 3, "max_tokens": 64, "temperature": 0.9, "top_k": 40, "top_p": 0.9, "seed": 5}
+    eager, graph = (PagedGenerator(model, cuda_graph=captured, **options) for captured in (False, True))
+    want = eager.generate(asked, 40)
+    assert len({token for tokens in want for token in tokens}) > 20
+    assert graph.generate(asked, 40) == graph.generate(asked, 40) == want

@@ -226,5 +226,13 @@ def test_a_trained_model_continues_text(tmp_path, data, capsys):
     assert "\ndef f(" in shown
     assert main([*arguments, "--prompt", "x", "--max-new-tokens", "5000"]) == 2
     assert "max_tokens=5001: must lie between 1 and 256" in capsys.readouterr().err
-    assert main(["generate", str(tmp_path)]) == 2
-    assert "no such tokenizer" in capsys.readouterr().err
+    drawn = [*arguments, "--prompt", "import os", "--temperature", "1", "--top-k", "50", "--top-p", "0.9"]
+    assert [main([*drawn, "--seed", seed]) for seed in "112"] == [0, 0, 0]
+    first, again, other = (shown for shown in capsys.readouterr().out.split("import os")[1:4])
+    assert first == again != other
+    assert main(["generate", str(tmp_path), *arguments[2:], "--prompt", "import os"]) == 0, "a run, as for gva eval"
+    assert capsys.readouterr().out.startswith("import os")
+    assert main([*arguments, "--prompt", "x", "--top-k", "5"]) == 2
+    assert "top_k=5: the likeliest token is taken whatever it is; give a temperature" in capsys.readouterr().err
+    assert main(["generate", str(tmp_path / "nothing")]) == 2
+    assert "no such checkpoint" in capsys.readouterr().err

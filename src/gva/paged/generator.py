@@ -23,6 +23,11 @@ from gva.ops.dense import Spans
 from gva.paged.attend import Absorbed, Expanded, Gathered, InPlace, Stretch, attend, slots_of, together
 from gva.paged.cache import OutOfPages, PagedCache
 from gva.paged.pages import pages_of
+from gva.paged.sampling import Sampler
+from gva.paged.text import continuation, encoded
+
+Prompt = list[int] | str
+End = int | Iterable[int] | None
 
 
 @dataclass
@@ -54,10 +59,22 @@ def run_layer(layer: Any, hidden: Tensor, rotation: Any, step: PagedStep) -> Ten
     return layer(hidden, rotation, step)
 
 
+def ends_of(model: Any, tokenizer: Any = None) -> frozenset[int]:
+    """The tokens that end a sequence: of the model's generation_config, else its config, else the tokenizer."""
+    for says in (getattr(model, "generation_config", None), model.config, tokenizer):
+        end = getattr(says, "eos_token_id", None)
+        if end is not None:
+            return frozenset((end,) if isinstance(end, int) else end)
+    return frozenset()
+
+
 class PagedGenerator:
     """Decodes up to `batch` sequences at a time with a GvaForCausalLM of any variant.
 
-    `temperature` 0 is greedy. `fp8` caches values in e4m3. `cuda_graph` None: on a GPU.
+    `tokenizer`: of transformers; with one, prompts may be strings, and are answered by strings.
+    `temperature` 0 is greedy; `top_k`, `top_p` and `seed` are for other temperatures (`gva.paged.sampling`). A prompt's
+    tokens follow from the seed and its number, whatever else is decoded beside it.
+    `fp8` caches values in e4m3. `cuda_graph` None: on a GPU.
     `prefill_tokens`: how many tokens of prompts one forward pass takes; longer prompts take several.
     `layout`: how pages hold a token (`PagedCache`).
     `compile`: the layers of the decode step go through torch.compile, which takes seconds once and saves launches.
@@ -73,15 +90,20 @@ class PagedGenerator:
         pages: int | None = None,
         fp8: bool = False,
         layout: str | None = None,
+        tokenizer: Any = None,
         temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float = 1.0,
+        seed: int = 0,
         cuda_graph: bool | None = None,
         prefill_tokens: int = 16384,
         compile: bool = False,
     ) -> None:
-        check(temperature >= 0, "temperature", temperature, "must not be negative")
+        self.sampler = Sampler(temperature, top_k, top_p, seed)
         check(prefill_tokens > 0, "prefill_tokens", prefill_tokens, "must be positive")
         self.prefill_tokens = prefill_tokens
-        self.model, self.config, self.temperature = model, model.config, temperature
+        self.model, self.config, self.tokenizer = model, model.config, tokenizer
+        self.ends = ends_of(model, tokenizer)
         weight = model.lm_head.weight
         self.cache = PagedCache(
             model.config, batch, max_tokens, page=page, pages=pages, dtype=weight.dtype, fp8=fp8, layout=layout,
@@ -90,6 +112,7 @@ class PagedGenerator:
         self.device, self.max_tokens = weight.device, max_tokens
         self.tokens = torch.zeros(batch, dtype=torch.long, device=self.device)
         self.active = torch.zeros(batch, dtype=torch.int32, device=self.device)
+        self.keys = torch.zeros(batch, dtype=torch.long, device=self.device)  # of the sampler
         # One set of frequencies on the device, which a captured step reads.
         self.layers = model.config.layer_configs
         self.turns = Turns(self.layers, self.device, weight.dtype)
@@ -99,22 +122,41 @@ class PagedGenerator:
         self._compiled_layer = torch.compile(run_layer, fullgraph=True, dynamic=False) if compile else None
         self._streaming = Lock()  # pages and buffers are one stream's at a time
 
-    def generate(self, prompts: Iterable[list[int]], max_new_tokens: int, end: int | None = None) -> list[list[int]]:
-        """New tokens of each prompt, in the order of the prompts; the end token, if it comes, is the last."""
-        results: dict[int, list[int]] = {}
-        for number, token in self.stream(prompts, max_new_tokens, end):
-            results.setdefault(number, []).append(token)
-        return [results[number] for number in sorted(results)]
+    def generate(self, prompts: Iterable[Prompt], max_new_tokens: int, end: End = None) -> list[Any]:
+        """What each prompt is continued with, in their order: new tokens, the end token last if it came; of a string
+        the text that follows it, the end left out. `end` as in `stream`."""
+        prompts = list(prompts)
+        ids = [self.encode(prompt) for prompt in prompts]
+        results: list[Any] = [[] for _ in ids]
+        ends = self._ends(end)
+        for number, token in self.stream(ids, max_new_tokens, ends):
+            results[number].append(token)
+        for number, (prompt, tokens) in enumerate(zip(prompts, results, strict=True)):
+            if isinstance(prompt, str):
+                said = tokens[:-1] if tokens[-1] in ends else tokens
+                results[number] = continuation(self.tokenizer, ids[number], said)
+        return results
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            rule = "is a string; give PagedGenerator a tokenizer, or give tokens"
+            check(self.tokenizer is not None, "prompt", prompt, rule)
+            return encoded(self.tokenizer, prompt)
+        return prompt
+
+    def _ends(self, end: End) -> frozenset[int]:
+        if end is None:
+            return self.ends
+        return frozenset((end,) if isinstance(end, int) else end)
 
     @torch.no_grad()
-    def stream(
-        self, prompts: Iterable[list[int]], max_new_tokens: int, end: int | None = None
-    ) -> Iterator[tuple[int, int]]:
+    def stream(self, prompts: Iterable[Prompt], max_new_tokens: int, end: End = None) -> Iterator[tuple[int, int]]:
         """(number of the prompt, token) as they come. A sequence that ends makes room for the next prompt.
 
+        `end`: the token, or tokens, that end a sequence; None: the model's own, () for none.
         One stream at a time: a second one is refused until the first has ended or was closed."""
         check(max_new_tokens > 0, "max_new_tokens", max_new_tokens, "must be positive")
-        waiting = deque(enumerate(prompts))
+        ends, waiting = self._ends(end), deque(enumerate(map(self.encode, prompts)))
         for number, prompt in waiting:
             check(len(prompt) > 0, f"prompt {number}", prompt, "must have at least one token")
             total, limit = len(prompt) + max_new_tokens, self.max_tokens
@@ -130,13 +172,13 @@ class PagedGenerator:
         try:
             while waiting or running:
                 first = self._admit(waiting, running, max_new_tokens)
-                yield from self._deliver(first, running, end)
+                yield from self._deliver(first, running, ends)
                 if not running:
                     continue
                 self._reserve(running)
                 self.step()
                 tokens = self.tokens.tolist()
-                yield from self._deliver({sequence: tokens[sequence] for sequence in running}, running, end)
+                yield from self._deliver({sequence: tokens[sequence] for sequence in running}, running, ends)
         finally:
             for sequence in list(running):
                 self._end(sequence, running)
@@ -155,8 +197,11 @@ class PagedGenerator:
         self.cache.lengths = [n + bool(self.cache.owned[i]) for i, n in enumerate(self.cache.lengths)]
 
     @torch.no_grad()
-    def prefill(self, sequences: list[int], prompts: list[list[int]]) -> None:
-        """Begin these sequences; their first new tokens are then in `tokens`."""
+    def prefill(self, sequences: list[int], prompts: list[list[int]], numbers: list[int] | None = None) -> None:
+        """Begin these sequences; their first new tokens are then in `tokens`. `numbers` of the prompts, if they are
+        others than those of the sequences: what each draws follows from its own."""
+        own = torch.tensor(sequences, device=self.device)
+        self.keys[own] = self.sampler.keys(numbers or sequences, self.device)
         counts = [0] * self.cache.batch
         for sequence, prompt in zip(sequences, prompts, strict=True):
             counts[sequence] = len(prompt)
@@ -164,7 +209,7 @@ class PagedGenerator:
         for pieces in self._passes(prompts):
             self._prefill(sequences, prompts, pieces)
         self.cache.advance(counts)
-        self.active[torch.tensor(sequences, device=self.device)] = 1
+        self.active[own] = 1
 
     def _passes(self, prompts: list[list[int]]) -> Iterator[list[tuple[int, int, int]]]:
         """What goes through the model together, `prefill_tokens` at most: (which prompt, its first and last token)."""
@@ -195,7 +240,9 @@ class PagedGenerator:
         ending = [i for i, (number, _, b) in enumerate(pieces) if b == len(prompts[number])]
         if ending:
             last_rows = hidden[torch.tensor([ends[i] - 1 for i in ending], device=self.device)]
-            self.tokens[own[ending]] = self._choose(self.model.lm_head(last_rows))
+            lengths = torch.tensor([pieces[i][2] for i in ending], device=self.device)
+            logits, chosen = self.model.lm_head(last_rows), own[ending]
+            self.tokens[chosen] = self.sampler.choose(logits, self.keys[chosen], lengths)
 
     def _expanded(self, own: Tensor, pieces: list[tuple[int, int, int]], first: int, last: int) -> Expanded:
         """The stretch of pieces `first` to `last`; `own` are the sequences of all pieces."""
@@ -220,7 +267,7 @@ class PagedGenerator:
         steps = {kind: replace(step, stretches=[self._decoding(*kind)]) for kind in dict.fromkeys(kinds)}
         run = self._compiled_layer or run_layer
         hidden = self._layers(self.tokens, positions.clamp(min=0), [steps[kind] for kind in kinds], run)
-        self.tokens.copy_(self._choose(self.model.lm_head(hidden)))
+        self.tokens.copy_(self.sampler.choose(self.model.lm_head(hidden), self.keys, cache.seq_lens))
 
     def _decoding(self, row: Row, absorbs: bool) -> Stretch:
         """How the layers decode that have such a row, and absorb or do not."""
@@ -238,13 +285,6 @@ class PagedGenerator:
         for index, layer in enumerate(inner.layers):
             hidden = run(layer, hidden, rotations[index], steps[index].of_layer(index))
         return inner.norm(hidden)
-
-    def _choose(self, logits: Tensor) -> Tensor:
-        """Greedy, or a sample by the Gumbel trick, which needs no sync."""
-        if self.temperature > 0:
-            noise = -torch.empty_like(logits, dtype=torch.float32).exponential_().log()
-            return (logits.float() / self.temperature + noise).argmax(-1)
-        return logits.argmax(-1)
 
     def _capture(self) -> Any:
         """Run the step once aside to warm it up, undo that, and capture it."""
@@ -322,17 +362,18 @@ class PagedGenerator:
             chosen.append((sequence, prompt))
         if not chosen:
             return {}
-        self.prefill([sequence for sequence, _ in chosen], [prompt for _, prompt in chosen])
+        numbers = [running[sequence][0] for sequence, _ in chosen]
+        self.prefill([sequence for sequence, _ in chosen], [prompt for _, prompt in chosen], numbers)
         tokens = self.tokens.tolist()
         return {sequence: tokens[sequence] for sequence, _ in chosen}
 
     def _deliver(
-        self, tokens: dict[int, int], running: dict[int, list[int]], end: int | None
+        self, tokens: dict[int, int], running: dict[int, list[int]], ends: frozenset[int]
     ) -> Iterator[tuple[int, int]]:
         for sequence, token in tokens.items():
             number, left, _ = running[sequence]
             running[sequence][1] = left - 1
-            if left == 1 or token == end:
+            if left == 1 or token in ends:
                 self._end(sequence, running)
             yield number, token
 
