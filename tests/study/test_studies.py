@@ -20,7 +20,9 @@ def test_every_row_is_a_different_model_or_recipe(path):
     matrix = read_matrix(path)
     built = [row.build(matrix.preset, 0) for row in matrix.rows]
     assert len({(str(config.to_dict()), str(recipe)) for config, recipe in built}) == len(matrix.rows)
-    tokens = {"small/1-longer": 3 * 78_643_200, "medium/6-tasks": 250_019_840}.get(step(path), 78_643_200)
+    tokens = {"small/1-longer": 3 * 78_643_200, "medium/6-tasks": 250_019_840, "frontier/c-medium": 250_019_840}.get(
+        step(path), 78_643_200
+    )
     assert all(recipe.tokens == tokens for _, recipe in built)
 
 
@@ -40,8 +42,34 @@ def test_the_rows_that_decide_the_claim_have_the_caches_they_are_named_for():
 def test_the_frontier_compares_models_of_one_size_and_recipe(path):
     matrix = read_matrix(path)
     built = {row.name: row.build(matrix.preset, row.seeds[0]) for row in matrix.rows}
-    wanted = cost.parameters(built["gqa"][0])["total"]
+    gqa = (
+        built["gqa"]
+        if "gqa" in built
+        else read_matrix(FOLDER / "frontier" / "d-results.toml").rows[0].build("small", 0)
+    )
+    wanted = cost.parameters(gqa[0])["total"]
     for name, (config, recipe) in built.items():
         assert cost.parameters(config)["total"] == pytest.approx(wanted, rel=0.005), name
         assert recipe.eval_sequences == 512
+        assert config.max_position_embeddings == recipe.length
         assert recipe.warmup == (100 if name.endswith("short-warm-up") else 300)
+
+
+def test_the_frontier_reports_no_row_on_a_seed_that_it_was_chosen_on():
+    seeds = {step(p): {seed for row in read_matrix(p).rows for seed in row.seeds} for p in STUDIES}
+    chosen, reported = ([seeds[f"frontier/{name}"] for name in names] for names in (
+        ("a-recipes", "b-refinements"), ("c-medium", "d-results", "e-rows", "g-context")
+    ))  # fmt: skip
+    assert set.union(*chosen) <= set(range(100, 103))
+    assert set.union(*reported) <= set(range(5, 13))
+
+
+def test_the_frontier_s_rows_have_the_caches_that_are_told_of_them():
+    def scalars(name):
+        rows = read_matrix(FOLDER / "frontier" / f"{name}.toml").rows
+        return [cost.cache_scalars_per_token_per_layer(row.build("small", 0)[0]) for row in rows]
+
+    assert scalars("b-refinements") == [160, 160, 160, 112, 112, 112, 160, 168, 160, 160, 176, 256, 160, 256, 160, 160]
+    assert scalars("c-medium") == [384, 128, 224, 112]
+    assert scalars("d-results") == [256, 128, 160, 112]
+    assert scalars("e-rows") == [80, 96, 144, 176, 96, 64, 160, 80, 144, 240]
