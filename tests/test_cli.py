@@ -3,9 +3,10 @@
 import json
 
 import pytest
+import torch
 
 from gva import VARIANTS, check
-from gva.cli import main
+from gva.cli import bench, main
 from models import tiny_model
 
 LLAMA = {
@@ -167,4 +168,23 @@ def test_benchmarks_run_from_the_command_line(capfd, tmp_path):
     ]
     assert main(["bench", "end-to-end", *words, "--csv", str(tmp_path / "e2e.csv")]) == 0
     assert len((tmp_path / "e2e.csv").read_text().splitlines()) == 3
-    assert main(["bench", "decode", "--no-such-option"]) != 0
+    assert main(["bench", "train", "--no-such-option"]) != 0
+
+
+def test_the_benchmarks_that_there_are_and_what_they_miss(capfd, monkeypatch):
+    monkeypatch.setattr(bench, "find_spec", lambda name: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main(["bench"]) == 0
+    lines = capfd.readouterr().out.splitlines()
+    scripts = {path.stem.replace("_", "-") for path in bench.FOLDER.glob("*.py") if "__main__" in path.read_text()}
+    assert {line.split()[0] for line in lines if line[0] != " "} == {*bench.BENCHMARKS, "gva"}
+    assert set(bench.BENCHMARKS) == scripts - {"table"}, "table.py writes what they measured into docs/"
+    serving = next(n for n, line in enumerate(lines) if line.startswith("serving"))
+    assert "GVA against GQA in vLLM" in lines[serving]
+    assert "missing here: vLLM" in lines[serving + 1]
+    assert main(["bench", "decode"]) == 2
+    told = capfd.readouterr().err
+    assert "gva bench: decode needs an NVIDIA GPU that torch sees and triton (pip install triton" in told
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert bench.missing("decode") == [bench.HOW_TO_GET["triton"]]
+    assert bench.missing("train") == []

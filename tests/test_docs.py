@@ -78,3 +78,15 @@ def importable(name: str) -> object:
 def test_the_workflow_runs_what_must_hold():
     text = (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
     assert re.search(r"^\s+- run: \.ci/run$", text, re.MULTILINE)
+
+
+def test_the_code_of_the_kernels_page_runs(capsys):
+    step, generator = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "kernels.md").read_text(), flags=re.S)
+    statements = [line for line in step.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    assert len(statements) <= 40
+    exec(step, {})
+    assert float(capsys.readouterr().out.removeprefix("largest difference ")) < 0.02, "a bfloat16 result of size 1 to 2"
+    exec(generator, {})
+    first, *others = capsys.readouterr().out.splitlines()
+    assert len(eval(first)) == 3
+    assert [line.split()[0] for line in others] == ["0", "1"] * 8

@@ -43,6 +43,14 @@ def test_numbers_of_neighbours_and_of_steps_have_nothing_to_do_with_one_another(
     assert not (other == uniform(keys, lengths)).any()
 
 
+def test_no_number_is_read_back_from_the_device():
+    """Tensors without values would refuse it; so a CUDA graph can hold the choice."""
+    with torch.device("meta"):
+        sampler = Sampler(1.0, 7, 0.9)
+        keys, lengths = sampler.keys([0, 1, 2], "meta"), torch.zeros(3, dtype=torch.int32)
+        assert sampler.choose(torch.zeros(3, 50), keys, lengths).shape == (3,)
+
+
 @pytest.mark.parametrize(
     ("options", "why"),
     [

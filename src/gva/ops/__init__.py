@@ -8,7 +8,7 @@ Symbols: B sequences, T cached tokens, S new tokens per sequence, H query heads,
 width, d_r positional width, `page` tokens per page.
 """
 
-from .api import append, expand, merge_states, paged_attention, paged_decode
+from .api import absorb, append, expand, merge_states, paged_attention, paged_decode
 from .call import Pages
 from .layout import packed_row_bytes, packed_views, row_views, row_width
 from .loss import linear_cross_entropy
@@ -17,6 +17,7 @@ from .plan import DecodePlan, plan_decode
 __all__ = [
     "DecodePlan",
     "Pages",
+    "absorb",
     "append",
     "expand",
     "linear_cross_entropy",

@@ -64,6 +64,11 @@ def _check_adjacent(name: str, tensor: torch.Tensor) -> None:
         raise ValueError(f"{name}: last stride is {tensor.stride(-1)}, the last dimension must be contiguous")
 
 
+def _refuse_gradient(name: str, *tensors: torch.Tensor) -> None:
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        raise RuntimeError(f"{name}: requires grad, and this op has no backward; call it under torch.no_grad()")
+
+
 def _adjacent(tensor: torch.Tensor) -> torch.Tensor:
     """With its last dimension contiguous, as kernels read it."""
     return tensor if tensor.dim() == 0 or tensor.stride(-1) == 1 else tensor.contiguous()
@@ -87,8 +92,7 @@ def _check_call(call: Call) -> None:
         _check("cu_seqlens_q", cu_seqlens_q, (B + 1,), (torch.int32,), device)
     elif B * max_seqlen_q != N:
         raise ValueError(f"cu_seqlens_q=None: needs N = B * max_seqlen_q = {B * max_seqlen_q} queries, got {N}")
-    if torch.is_grad_enabled() and (call.q_absorbed.requires_grad or call.q_rope.requires_grad):
-        raise RuntimeError("q_absorbed: requires grad, and this op has no backward; call it under torch.no_grad()")
+    _refuse_gradient("q_absorbed", call.q_absorbed, call.q_rope)
     _check("out", call.out, (N, H, d_h), (dtype,), device)
     _check_adjacent("out", call.out)
 
@@ -235,6 +239,24 @@ def append(
             raise ValueError(f"cos, sin: strides {cos.stride()}, {sin.stride()}; must agree, last dimension contiguous")
         rotation = Rotation(positions, cos, sin)
     library.append(_adjacent(values), _adjacent(k_rope), pages, slots, rotation, impl)
+
+
+def absorb(q: torch.Tensor, maps: torch.Tensor, *, impl: str | None = None) -> torch.Tensor:
+    """q_h M_h^T [..., H, d_h], contiguous, no gradient: queries for grouped values as they are cached.
+
+    q     [..., H, d_n]    content alone; or wider, content first: what stands behind it is not read
+    maps  [H, d_n, d_h]    M_h^T: the content key of head h is v_g(h) M_h
+    """
+    if q.dim() < 2 or maps.dim() != 3 or q.shape[-2] != maps.shape[0] or q.shape[-1] < maps.shape[1]:
+        raise ValueError(
+            f"q {tuple(q.shape)}, maps {tuple(maps.shape)}: need [..., H, d_n], or wider, and [H, d_n, d_h]"
+        )
+    _check("maps", maps, ("H", "d_n", "d_h"), (q.dtype,), q.device)
+    _refuse_gradient("q", q, maps)
+    absorbed = library.absorb(
+        _adjacent(q).flatten(0, -3) if q.dim() > 2 else _adjacent(q)[None], maps.contiguous(), impl
+    )
+    return absorbed.view(*q.shape[:-1], maps.shape[2])
 
 
 def expand(

@@ -27,11 +27,12 @@ _library.define(
     "append(Tensor state, Tensor k_rope, Tensor(a!) value_pages, Tensor(b!) rope_pages, Tensor(c!)? scales,"
     " Tensor slots, Tensor? positions, Tensor? cos, Tensor? sin, str impl) -> ()"
 )
+_library.define("absorb(Tensor q, Tensor maps, str impl) -> Tensor")
 _library.define("expand(Tensor values, Tensor k_rope, Tensor maps, str impl) -> (Tensor, Tensor)")
 
 
 def attend(call: Call, work: Work | None, impl: str | None) -> None:
-    """`dispatch.attend` as one node; so are the two below."""
+    """`dispatch.attend` as one node; so are those below."""
     planned: tuple = ([], 0, None, None, None)
     if work is not None:
         planned = list(work.config), work.split_tiles, work.schedule, work.part_out, work.part_lse
@@ -44,6 +45,10 @@ def append(
     state: Tensor, k_rope: Tensor, pages: Pages, slots: Tensor, rotation: Rotation | None, impl: str | None
 ) -> None:
     torch.ops.gva.append(state, k_rope, *pages, slots, *(rotation or (None,) * 3), impl or "")
+
+
+def absorb(q: Tensor, maps: Tensor, impl: str | None) -> Tensor:
+    return torch.ops.gva.absorb(q, maps, impl or "")
 
 
 def expand(values: Tensor, k_rope: Tensor, maps: Tensor, impl: str | None) -> tuple[Tensor, Tensor]:
@@ -60,6 +65,14 @@ def _attend(q_absorbed, q_rope, *others):
 def _append(state, k_rope, values, rope, scales, slots, positions, cos, sin, impl):
     rotation = None if cos is None else Rotation(positions, cos, sin)
     dispatch.append(state, k_rope, Pages(values, rope, scales), slots, rotation, impl or None)
+
+
+def _absorb(q, maps, impl):
+    return dispatch.absorb(q, maps, impl or None)
+
+
+def _absorbed_shape(q, maps, impl):
+    return q.new_empty(*q.shape[:2], maps.shape[2])
 
 
 def _expand(values, k_rope, maps, impl):
@@ -89,7 +102,8 @@ def _nothing(*arguments):
 
 
 for _name, _op, _fake in (
-    ("paged_attention", _attend, _nothing), ("append", _append, _nothing), ("expand", _expand, _expanded_shapes)
+    ("paged_attention", _attend, _nothing), ("append", _append, _nothing), ("absorb", _absorb, _absorbed_shape),
+    ("expand", _expand, _expanded_shapes),
 ):  # fmt: skip
     _library.impl(_name, _on_its_device(_op), "CompositeExplicitAutograd")
     torch.library.register_fake(f"gva::{_name}", _fake, lib=_library)
