@@ -15,7 +15,8 @@ from gva import cost
 from gva.report.curves import induction, task_score
 from gva.report.tables import Table, difference, fill, signed, spread
 from gva.study.reports import read_reports
-from gva.study.results import TASKS, ComparedRow, Results, Run, load, score, standard_error
+from gva.study.results import ComparedRow, Results, load
+from gva.study.runs import TASKS, Run, score, standard_error
 from gva.study.statistics import FEWEST, Estimate, paired
 
 ROOT = pathlib.Path(__file__).parent.parent

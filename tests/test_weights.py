@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import struct
 
 import pytest
 import torch
@@ -54,6 +55,9 @@ def test_whole_is_with_config_and_every_shard_to_its_end(sharded, tmp_path):
         lambda folder: [path.unlink() for path in folder.glob("model*")],
         lambda folder: min(folder.glob("*.safetensors")).write_bytes(b""),
         lambda folder: max(folder.glob("*.safetensors")).unlink(),
+        lambda folder: (folder / INDEX).unlink(),
+        lambda folder: (folder / INDEX).write_text("[" * 10**5),
+        lambda folder: min(folder.glob("*.safetensors")).write_bytes(struct.pack("<Q", 10**5) + b"[" * 10**5),
     ]):  # fmt: skip
         folder = shutil.copytree(sharded, tmp_path / str(number))
         spoil(folder)

@@ -12,6 +12,8 @@ from gva.run.files import FolderError, inside, read_object
 
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
+# How commands open a folder with transformers: none of its Python, no pickle, no kernel that its config would fetch.
+AS_DATA = {"trust_remote_code": False, "use_safetensors": True, "attn_implementation": "sdpa"}
 
 
 def verify_folder(folder: str | os.PathLike) -> None:
@@ -39,7 +41,8 @@ def is_whole(folder: Path) -> bool:
     """Whether a checkpoint has its config and all of its weights, none of them cut short."""
     try:
         verify_folder(folder)
-        return bool(read_object(folder / "config.json", "")) and any(folder.glob("*.safetensors"))
+        weights = shards_of(folder) or (folder / WEIGHTS).is_file()
+        return bool(read_object(folder / "config.json", "")) and bool(weights)
     except (OSError, FolderError):
         return False
 
@@ -57,7 +60,7 @@ def verify_shard(path: Path) -> None:
                     header = json.loads(file.read(header_size))
                     ends = [entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__"]
                     expected = 8 + header_size + max(ends, default=0)
-                except (ValueError, KeyError, TypeError):
+                except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
                     expected = None
     if expected is None:
         raise OSError(f"{path}: {size} bytes, not a whole safetensors file; copy the checkpoint again")
@@ -84,6 +87,6 @@ def shards_of(folder: Path) -> list[str]:
     """The shards that a folder's index names, each a file of the folder; none if it has no readable index."""
     try:
         names = json.loads((folder / INDEX).read_text())["weight_map"].values()
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
         return []
     return sorted({inside(folder, name, folder / INDEX).name for name in names})

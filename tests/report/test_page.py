@@ -1,6 +1,8 @@
 """The page as text: self-contained, only panels that have data, honest about seeds; test_browser.py looks at it."""
 
+import json
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -8,6 +10,7 @@ import pytest
 
 from gva.cli import main
 from gva.report import write_report
+from gva.report.page import plotly_script
 from gva.report.panels import decode_speed, shared_kv
 from gva.study.results import load
 from gva.study.speed import keep
@@ -97,6 +100,61 @@ def test_names_of_folders_cannot_break_the_page(tmp_path):
     html = read(tmp_path / "report")
     assert alone.name not in html
     assert "&lt;b&gt;&amp;&#x27;" in html
+
+
+HOSTILE = ["{{library}}", "{{script}}", "<img src=x>", "[a](javascript:b)", "`a`", "%{y}", "</script>", "a|b"]
+
+
+def test_a_row_of_any_name_leaves_the_report_a_report(tmp_path):
+    """As a mark of the page's template, HTML, Markdown, and what Plotly makes of texts."""
+    write_run(tmp_path, "gqa", 0, 4.0)
+    for name in HOSTILE:
+        run = write_run(tmp_path, name.replace("/", ""), 0, 4.1, variant="mla")
+        record = json.loads((run.parent / "row.json").read_text())
+        (run.parent / "row.json").write_text(json.dumps(record | {"data": "<script>\n# [b](c)"}))
+    assert main(["report", str(tmp_path)]) == 0
+    html, text = read(tmp_path / "report"), (tmp_path / "report" / "report.md").read_text()
+    assert html.count('id="library"') == html.count("<script>") == 1
+    assert html.count(f'id="library">{plotly_script()}</script>') == 1, "no name has taken its place"
+    shown = html.partition('<script type="application/json"')[0]
+    assert not re.search(r"<img|<script", shown.partition("<body>")[2])
+    assert "{{library}}" in shown
+    drawn = json.loads(re.search(r'id="data">(.*?)</script>', html, flags=re.S)[1])["plots"]
+    names = {trace["name"] for plot in drawn.values() for trace in plot["figure"]["data"]}
+    assert {"&lt;img src=x&gt;", "%&#123;y}"} <= names
+    assert not re.search(
+        r"<(?!!)|(?<!\\)`|\]\(|^# \[", re.sub(r"!\[\]\(attention-[a-z-]+\.svg\)", "", text), flags=re.M
+    )
+    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    assert any("a\\|b" in line for line in rows)
+
+
+def test_a_link_in_the_report_of_a_stranger_is_not_written_through(tmp_path, capsys):
+    write_run(tmp_path / "a", "gqa", 0, 4.0)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "file").write_text("precious")
+    report = tmp_path / "a" / "report"
+    report.mkdir()
+    names = ["runs.csv", "accuracy.csv", "report.md", "index.html", "attention-scale.svg"]
+    for name in names:
+        (report / name).symlink_to(elsewhere / "file")
+    assert main(["report", str(tmp_path / "a")]) == 0
+    assert not any((report / name).is_symlink() for name in names)
+    shutil.rmtree(report)
+    report.symlink_to(elsewhere)
+    assert main(["report", str(tmp_path / "a")]) == 2
+    assert "report: a link to" in capsys.readouterr().err
+    assert [(path.name, path.read_text()) for path in elsewhere.iterdir()] == [("file", "precious")]
+
+
+def test_what_commands_a_terminal_is_shown(tmp_path, capsys):
+    write_run(tmp_path, "gqa", 0, 4.0, versions={"torch": "1"})
+    write_run(tmp_path, "mla", 0, 4.0, versions={"torch": "\x1b[2J"})
+    assert main(["report", str(tmp_path)]) == 0
+    told = capsys.readouterr().out
+    assert "\x1b" not in told
+    assert "\\x1b[2J" in told
 
 
 def test_without_plotly_the_tables_are_written_and_the_page_is_asked_for(tmp_path, monkeypatch, capsys):

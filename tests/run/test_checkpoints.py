@@ -104,6 +104,27 @@ def test_a_folder_of_checkpoints_that_leads_away_is_not_written_into(tmp_path, d
     assert (elsewhere / "precious.unfinished").is_dir()
 
 
+def test_a_link_where_the_next_one_will_be_written_is_removed(tmp_path, data, two_steps):
+    """And what is no checkpoint by its name is none."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+
+    def linked(folder):
+        (folder / "step-00000012.unfinished").symlink_to(elsewhere)
+        (folder / "step-x1").mkdir()
+        (folder / "step-00000099").write_text("")
+
+    out = shutil.copytree(two_steps, tmp_path / "run")
+    linked(out / "checkpoints")
+    with process_group("cpu") as ranks:
+        left = Checkpoints(out, {}, ranks, keep=2)
+        assert left.steps() == [4, 8]
+        left.save(12, {"x": torch.zeros(3)})
+        left.finish()
+        assert left.steps() == [8, 12]
+    assert not list(elsewhere.iterdir())
+
+
 def test_no_checkpoint_has_weights_that_are_not_numbers(tmp_path, data, monkeypatch):
     """The last update before one is written may spoil them, when no loss has shown it yet."""
     real = loop.train_step

@@ -17,6 +17,8 @@ from models import tiny_model
     (["--host", "0.0.0.0", "--api-key=k"], [], "//0.0.0.0:8000 for every machine that reaches this one, with the key"),
     (["--host=::1", "--api_key", "k"], [], "http://[::1]:8000 for this machine alone, with the key"),
     (["--host", "localhost", "--host", "10.0.0.1"], [], "http://10.0.0.1:8000 for every machine"),
+    (["--ho", "0.0.0.0", "--api-k=k"], [], "//0.0.0.0:8000 for every machine that reaches this one, with the key"),
+    (["--headless", "--por=7"], ["--host", "127.0.0.1"], "http://127.0.0.1:7 for this machine alone"),
     (["--uds", "/tmp/socket"], [], "listening on /tmp/socket for this machine alone"),
 ], ids=str)  # fmt: skip
 def test_loopback_unless_told_otherwise(flags, added, told, monkeypatch):

@@ -1,11 +1,13 @@
 """Runs read back: merged over machines, refused where they do not compare, the best rate chosen."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 
+from gva.report import write_report
 from gva.run.metrics import read_metrics, record
 from gva.study.results import NotComparable, load
 from study.folders import DATA, write_run
@@ -195,3 +197,60 @@ def test_a_run_is_called_by_its_folder_from_inside_too(tmp_path, monkeypatch):
     folder = write_run(tmp_path, "gqa", 0, 4.0).rename(tmp_path / "mine")
     monkeypatch.chdir(folder)
     assert [row.name for row in load([Path()]).rows] == ["mine"]
+
+
+def spoiled(run, kind, change, step=None):
+    """The run with a change to its lines of a kind, or to that of a step."""
+    lines = read_metrics(run)
+    for line in lines:
+        if line["kind"] == kind and step in (None, line["step"]):
+            change(line)
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+NAN = float("nan")
+
+
+def change_evals(step=None, **fields):
+    return lambda run: spoiled(run, "eval", lambda line: line.update(fields), step)
+
+
+@pytest.mark.parametrize(("spoil", "why"), [
+    (change_evals(valid_loss=NAN), "its validation loss is not a number"),
+    (change_evals(20, valid_loss=NAN), "its validation loss is not a number"),
+    (change_evals(loss_by_position=[1.0, NAN]), "its validation loss is not a number"),
+    (change_evals(valid_loss="3"), "its validation loss is not a number"),
+    (change_evals(40, kind="?"), "the validation loss at its end is lost"),
+    (change_evals(kind="?"), "there is no validation loss"),
+])  # fmt: skip
+def test_a_run_without_a_number_at_its_end_is_no_row(tmp_path, spoil, why):
+    """Not an earlier number in its place either."""
+    write_run(tmp_path, "gqa", 0, 4.0)
+    spoil(write_run(tmp_path, "mla", 0, 4.1))
+    spoil(write_run(tmp_path, "gqa", 1, 4.1))
+    results = load([tmp_path])
+    assert [(row.name, row.seeds) for row in results.rows] == [("gqa", [0])]
+    told = " ".join(results.notes)
+    assert f"gqa:1 is left out: {why}" in told
+    assert f"mla:0 is left out: {why}" in told
+    shutil.rmtree(tmp_path / "runs" / "gqa" / "seed-0")
+    with pytest.raises(NotComparable, match=f"no finished run; gqa:1 is left out: {why}"):
+        load([tmp_path])
+
+
+@pytest.mark.parametrize(("kind", "change"), [
+    ("step", lambda line: line.update(loss=NAN)), ("step", lambda line: line.update(loss="<b>")),
+    ("diagnostics", lambda line: line["qk_scales"][0].update(k_nope=float("inf"))),
+    ("diagnostics", lambda line: line.pop("previous_token_attention")),
+    ("tasks", lambda line: line["results"]["arc_easy"].update(acc_norm=NAN)),
+    ("tasks", lambda line: line.update(results={"arc_easy": 3})),
+])  # fmt: skip
+def test_a_line_that_is_not_of_numbers_costs_itself_and_says_so(tmp_path, kind, change):
+    write_run(tmp_path, "gqa", 0, 4.0)
+    spoiled(write_run(tmp_path, "mla", 0, 4.1, tasks={"arc_easy": 0.4}), kind, change, 40)
+    results = load([tmp_path])
+    assert results.row("mla").valid_loss.mean == pytest.approx(4.1)
+    assert results.row("mla").runs[0].tasks == ({} if kind == "tasks" else results.row("mla").runs[0].tasks)
+    assert f"mla:0: lines of its metrics ({kind}) are damaged, and left out." in results.notes
+    write_report(results, tmp_path / "report")
+    assert not re.search(r"\bnan\b|\binf\b", (tmp_path / "report" / "curves.csv").read_text())

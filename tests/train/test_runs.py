@@ -209,6 +209,45 @@ def test_a_finished_run_whose_model_is_not_whole_exports_it_again(tmp_path, data
     assert is_done(tmp_path), "what it measured is still there"
 
 
+def test_a_lost_line_that_says_a_run_is_done_does_not_train_it_again(tmp_path, data):
+    """Its model says so too; without it and without a checkpoint, nothing does, and that is told."""
+    run_here(data, tmp_path, steps=8)
+    shutil.rmtree(tmp_path / "checkpoints")
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    damaged = "\n".join([*lines[:-1], "#" + lines[-1]]) + "\n"
+    (tmp_path / "metrics.jsonl").write_text(damaged)
+    before = (tmp_path / "model" / "model.safetensors").stat().st_mtime_ns
+    with pytest.warns(UserWarning, match=f"line {len(lines)} is damaged"):
+        run_here(data, tmp_path, steps=8)
+    assert is_done(tmp_path)
+    assert read_metrics(tmp_path) == [json.loads(line) for line in lines]
+    assert (tmp_path / "model" / "model.safetensors").stat().st_mtime_ns == before
+    (tmp_path / "metrics.jsonl").write_text(damaged)
+    shutil.rmtree(tmp_path / "model")
+    with (
+        pytest.warns(UserWarning, match="is damaged"),
+        pytest.raises(OSError, match=r"lines are damaged, one of which may say that this run is done"),
+    ):
+        run_here(data, tmp_path, steps=8)
+    assert (tmp_path / "metrics.jsonl").read_text() == damaged
+
+
+def test_a_model_that_lies_there_already_is_not_taken_for_the_result(tmp_path, data):
+    run_here(data, tmp_path / "a", "seed=1", steps=4)
+    shutil.copytree(tmp_path / "a" / "model", tmp_path / "b" / "model")
+    assert len(run_here(data, tmp_path / "b", steps=4)) == 4
+    weights = [(tmp_path / name / "model" / "model.safetensors").read_bytes() for name in "ab"]
+    assert weights[0] != weights[1]
+
+
+def test_a_link_in_the_data_is_not_read_into_the_model(tmp_path, data):
+    ours = shutil.copytree(data, tmp_path / "data")
+    (tmp_path / "secret").write_text("secret")
+    (ours / "tokenizer" / "tokenizer_extra.json").symlink_to(tmp_path / "secret")
+    with pytest.raises(ValueError, match=r"tokenizer_extra.json: a link to .*secret, outside of the folder"):
+        run_here(ours, tmp_path / "out", steps=4)
+
+
 def test_what_does_not_fit_is_told_before_anything_is_written(tmp_path, data):
     with pytest.raises(ValueError, match=r"length=512: exceeds max_position_embeddings=256"):
         run_here(data, tmp_path / "out", "length=512")

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from gva.cli import bench, chat, check, compare, cost, data, evaluate, figures, generate, report, serve, train
 from gva.cli.parser import Parser
+from gva.text import printable
 
 COMMANDS = (cost, data, train, evaluate, compare, report, figures, generate, serve, chat, bench, check)
 
@@ -21,5 +22,5 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.close()
         return 0
     except (ValueError, TypeError, OSError, ArithmeticError) as error:
-        print(f"gva {arguments.command}: {error}", file=sys.stderr)
+        print(f"gva {arguments.command}: {printable(str(error))}", file=sys.stderr)
         return 2

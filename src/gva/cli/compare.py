@@ -64,9 +64,10 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"\n{len(outcome.failed)} of {len(runs)} runs failed; the same command tries them again", file=sys.stderr)
     if outcome.finished:
         from gva.cli.report import write
+        from gva.run.files import within
 
         # The baseline may be in another part of the matrix, or have failed: what there is is still reported.
-        write([out], out / "report", matrix.baseline, arguments.decode_csv, baseline_needed=False)
+        write([out], within(out, "report"), matrix.baseline, arguments.decode_csv, baseline_needed=False)
     return 1 if outcome.failed else 0
 
 

@@ -17,10 +17,13 @@ def add(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from gva.run.files import within
+
     first = arguments.folders[0]
     if first.suffix == ".toml":
         return _write_all(first, arguments)
-    write(arguments.folders, arguments.out or first / "report", arguments.baseline, arguments.decode_csv)
+    out = arguments.out or within(first, "report")
+    write(arguments.folders, out, arguments.baseline, arguments.decode_csv)
     if arguments.archive is not None:
         from gva.study.archive import archive
 
@@ -50,8 +53,9 @@ def write(
     from gva.report import write_report
     from gva.report.tables import summary_text
     from gva.study.results import load
+    from gva.text import printable
 
     results = load(folders, baseline, baseline_needed)
     written = write_report(results, out, decode_csv)
-    print(f"\n{summary_text(results)}\n")
+    print(f"\n{printable(summary_text(results))}\n")
     print(f"report: {written}")

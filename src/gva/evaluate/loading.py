@@ -17,6 +17,7 @@ from gva.run.checkpoints import path_of, read_checkpoint, step_of, steps_in
 from gva.run.folder import CHECKPOINTS, MODEL, RUN, read_run
 from gva.run.metrics import read_metrics
 from gva.run.storage import LIST
+from gva.weights import AS_DATA, verify_folder
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,8 @@ def load_model(place: Place, dtype: torch.dtype | None = None, device: str | Non
     from transformers import AutoModelForCausalLM  # gva.model has registered ours with it
 
     if (place.weights / "config.json").is_file():
-        model = AutoModelForCausalLM.from_pretrained(place.weights, dtype=dtype or "auto")
+        verify_folder(place.weights)
+        model = AutoModelForCausalLM.from_pretrained(place.weights, dtype=dtype or "auto", **AS_DATA)
     else:
         model = _from_training(place)
     model = model.to(device=device or ("cuda" if torch.cuda.is_available() else "cpu"), dtype=dtype)
@@ -118,7 +120,7 @@ def open_tokenizer(path: Path) -> Any:
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     if path.is_dir() and (path / "tokenizer_config.json").is_file():
-        return AutoTokenizer.from_pretrained(path)
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     plain = load_tokenizer(path)
     file = path / FILE if path.is_dir() else path
     return PreTrainedTokenizerFast(tokenizer_file=str(file), eos_token=plain.tokenizer.id_to_token(plain.end))

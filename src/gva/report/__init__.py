@@ -3,6 +3,8 @@
 import sys
 from pathlib import Path
 
+from gva.run.atomic import write_atomically
+from gva.run.files import remove
 from gva.study.results import Results
 
 
@@ -25,11 +27,11 @@ def write_report(results: Results, out: Path, decode_csv: Path | None = None) ->
     for name, rows in numbers.items():
         path = out / f"{name}.csv"
         if rows:
-            path.write_text(tables.csv_text(rows), encoding="utf-8")
+            write_atomically(path, tables.csv_text(rows))
         else:
-            path.unlink(missing_ok=True)  # of an earlier report of other runs
+            remove(path)  # of an earlier report of other runs
     write_figures(out)
-    (out / "report.md").write_text(markdown(results), encoding="utf-8")
+    write_atomically(out / "report.md", markdown(results))
     try:
         html = page(results, decode_csv)
     except ModuleNotFoundError as error:
@@ -40,7 +42,7 @@ def write_report(results: Results, out: Path, decode_csv: Path | None = None) ->
             "pip install 'grouped-value-attention[report]', then gva report",
             file=sys.stderr,
         )
-        (out / "index.html").unlink(missing_ok=True)  # of an earlier report of other runs
+        remove(out / "index.html")  # of an earlier report of other runs
         return out / "report.md"
-    (out / "index.html").write_text(html, encoding="utf-8")
+    write_atomically(out / "index.html", html)
     return out / "index.html"

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gva.study.results import ComparedRow, Results, Run, score
+from gva.study.results import ComparedRow, Results
+from gva.study.runs import Run, score
 
 BINS = 200  # points of a curve: more cannot be seen, and the page stays small
 Reader = Callable[[Run], dict[int, float]]  # of one number of a run, by step

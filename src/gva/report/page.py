@@ -9,6 +9,7 @@ import base64
 import functools
 import gzip
 import json
+import re
 from html import escape
 from importlib.resources import files
 from itertools import groupby
@@ -21,7 +22,7 @@ from gva.report import panels, tables
 from gva.report.panels import Plot
 from gva.report.scale import figure
 from gva.report.style import label, palette, styles
-from gva.report.tables import Table
+from gva.report.tables import Table, plain
 from gva.study.results import Results
 
 HEADLINES = ("gva", "gva-drope-16")  # the row that key numbers are about, the first that is there
@@ -50,10 +51,8 @@ def page(results: Results, decode_csv: Path | None = None) -> str:
         "script": _read("page.js"),
         "library": library,
     }
-    html = _read("page.html")
-    for name, value in values.items():
-        html = html.replace(f"{{{{{name}}}}}", value, 1)
-    return html
+    # In one pass: what is put in is not looked at again.
+    return re.sub(r"\{\{(\w+)\}\}", lambda mark: values[mark[1]], _read("page.html"))
 
 
 @functools.cache
@@ -73,10 +72,10 @@ def markdown(results: Results) -> str:
         "Learning rates": tables.rates_table(results),
         "Decode speed": tables.speed_table(results),
     }
-    parts = [f"# {_title(results)}", _subtitle(results)]
-    parts += [f"**{caution}**"] if (caution := tables.caution(results)) else []
-    parts += [f"> {note}" for note in results.notes]
-    parts += [f"## {title}\n\n{table.markdown()}" for title, table in shown.items() if table]
+    parts = [f"# {plain(_title(results))}", plain(_subtitle(results))]
+    parts += [f"**{plain(caution)}**"] if (caution := tables.caution(results)) else []
+    parts += [f"> {plain(note)}" for note in results.notes]
+    parts += [f"## {title}\n\n{table.markdown(plain)}" for title, table in shown.items() if table]
     parts += ["## Attention and scale", "![](attention-scale.svg)", "![](attention-joint-scale.svg)"]
     return "\n\n".join(parts) + "\n"
 

@@ -10,8 +10,9 @@ from typing import Any
 from gva import cost
 from gva.report import curves
 from gva.report.curves import Curve, Reader
-from gva.report.style import Style, label, styles
-from gva.study.results import TASKS, ComparedRow, Results, Run
+from gva.report.style import Style, drawn, label, styles
+from gva.study.results import ComparedRow, Results
+from gva.study.runs import TASKS, Run
 from gva.study.statistics import Estimate
 
 SETTLED = 0.1  # the share of a run that is left out of view at first, its losses being far above the rest
@@ -39,7 +40,7 @@ def _lines(row: str, style: Style, found: list[Curve], markers: bool = False) ->
     traces = []
     for curve in found[1:] if len(found) == 2 else found:
         mean = curve.seed is None
-        name = label(row) if mean else f"{label(row)}, seed {curve.seed}"
+        name = drawn(row) if mean else f"{drawn(row)}, seed {curve.seed}"
         traces.append(
             {
                 "type": "scatter", "mode": "lines+markers" if markers and mean else "lines", "x": curve.x, "y": curve.y,
@@ -47,7 +48,7 @@ def _lines(row: str, style: Style, found: list[Curve], markers: bool = False) ->
                 "hovertemplate": "%{y:.4~g}" if mean else None,
                 "line": {"color": f"@row:{row}", "width": 2.2 if mean else 1, "dash": style.dash},
                 "marker": {"size": 6, "symbol": style.symbol, "color": f"@row:{row}"},
-                "meta": {"row": row, "label": label(row) if mean else None},
+                "meta": {"row": row, "label": drawn(row) if mean else None},
             }
         )  # fmt: skip
     return traces
@@ -56,8 +57,8 @@ def _lines(row: str, style: Style, found: list[Curve], markers: bool = False) ->
 def _curves(
     results: Results, rows: Iterable[ComparedRow], read: Callable[[ComparedRow], list[Curve]], markers: bool = False
 ) -> list[dict[str, Any]]:
-    drawn = styles(results.names)
-    return [trace for row in rows for trace in _lines(row.name, drawn[row.name], read(row), markers)]
+    looks = styles(results.names)
+    return [trace for row in rows for trace in _lines(row.name, looks[row.name], read(row), markers)]
 
 
 def _settled_range(traces: list[dict[str, Any]]) -> list[float] | None:
@@ -86,7 +87,7 @@ def _gap(results: Results, read: Reader, name: str, title: str, x: str, caption:
     """Every row's validation loss minus the baseline's."""
     rows = [row for row in results.rows if row.name != results.baseline]
     traces = _curves(results, rows, lambda row: curves.gap(results, row, read), markers=True)
-    base = label(results.baseline)
+    base = drawn(results.baseline)
     layout = _axes(x, f"validation loss minus {base}'s (nats)", zero=base)
     return Plot(name, title, caption, {"data": traces, "layout": layout}) if traces else None
 
@@ -104,14 +105,14 @@ def forest(
     results: Results, read: Callable[[Run], float | None], name: str, title: str, unit: str, factor: float = 1.0
 ) -> Plot | None:
     """Each row's difference to the baseline: every seed a point, the mean with its interval."""
-    drawn = styles(results.names)
+    looks = styles(results.names)
     found = {row.name: change for row in reversed(results.rows) if (change := results.against_baseline(row, read))}
     if not found:
         return None
-    traces = [trace for row, change in found.items() for trace in _forest_row(row, drawn[row], change, factor)]
-    base = label(results.baseline)
+    traces = [trace for row, change in found.items() for trace in _forest_row(row, looks[row], change, factor)]
+    base = drawn(results.baseline)
     layout = _axes(f"{unit}, minus {base}'s", "", zero_x=base, hovermode="closest")
-    layout["yaxis"] |= {"categoryorder": "array", "categoryarray": [*map(label, found)], "automargin": True}
+    layout["yaxis"] |= {"categoryorder": "array", "categoryarray": [*map(drawn, found)], "automargin": True}
     caption = "One seed each: no interval."
     if any(change.n > 1 for change in found.values()):
         caption = "Every small mark is a seed, paired with the same seed of the reference; the large one is their mean"
@@ -122,24 +123,24 @@ def forest(
 
 def _forest_row(row: str, style: Style, change: Estimate, factor: float) -> list[dict[str, Any]]:
     values, half = [factor * value for value in change.values.values()], change.half_width
-    seeds = _seeds(row, x=values, y=[label(row)] * len(values), hovertemplate="%{text}: %{x:+.4~g}<extra></extra>")
+    seeds = _seeds(row, x=values, y=[drawn(row)] * len(values), hovertemplate="%{text}: %{x:+.4~g}<extra></extra>")
     seeds["text"] = [f"seed {seed}" for seed in change.values]
     seeds["marker"] |= {"size": 7, "line": {"width": 1.4}}
     mean = {
-        "type": "scatter", "mode": "markers", "x": [factor * change.mean], "y": [label(row)], "meta": {"row": row},
+        "type": "scatter", "mode": "markers", "x": [factor * change.mean], "y": [drawn(row)], "meta": {"row": row},
         "marker": {"size": 12, "symbol": style.symbol.removesuffix("-open"), "color": f"@row:{row}"},
         "error_x": {"type": "data", "array": [None if half is None else factor * half], "visible": half is not None,
                     "color": f"@row:{row}", "thickness": 2, "width": 5},
-        "hovertemplate": "mean %{x:+.4~g}<extra></extra>", "name": label(row),
+        "hovertemplate": "mean %{x:+.4~g}<extra></extra>", "name": drawn(row),
     }  # fmt: skip
     return [seeds, mean]
 
 
-def _seeds(row: str, **drawn: Any) -> dict[str, Any]:
+def _seeds(row: str, **given: Any) -> dict[str, Any]:
     """A row's seeds as small circles."""
     marker = {"size": 6, "symbol": "circle-open", "color": f"@row:{row}"}
-    name, meta = f"{label(row)}, seeds", {"row": row}
-    return {"type": "scatter", "mode": "markers", "name": name, "marker": marker, "meta": meta, **drawn}
+    name, meta = f"{drawn(row)}, seeds", {"row": row}
+    return {"type": "scatter", "mode": "markers", "name": name, "marker": marker, "meta": meta, **given}
 
 
 def accuracies(results: Results) -> list[Plot]:
@@ -158,7 +159,7 @@ def accuracies(results: Results) -> list[Plot]:
 
 def pareto(results: Results) -> Plot:
     """Loss against cache bytes: every seed a point, and their mean; lower left is better."""
-    drawn = styles(results.names)
+    looks = styles(results.names)
     traces: list[dict[str, Any]] = []
     for row in results.rows:
         size, loss = cost.cache_bytes_per_token(row.config), row.valid_loss
@@ -168,10 +169,10 @@ def pareto(results: Results) -> Plot:
             traces.append(_seeds(row.name, x=[size] * loss.n, y=values, text=text, hovertemplate=shown))
         traces.append(
             {
-                "type": "scatter", "mode": "markers", "x": [size], "y": [loss.mean], "name": label(row.name),
-                "marker": {"size": 12, "symbol": drawn[row.name].symbol, "color": f"@row:{row.name}"},
-                "meta": {"row": row.name, "label": label(row.name)},
-                "hovertemplate": "%{x:,} bytes, %{y:.4f}<extra>" + label(row.name) + "</extra>",
+                "type": "scatter", "mode": "markers", "x": [size], "y": [loss.mean], "name": drawn(row.name),
+                "marker": {"size": 12, "symbol": looks[row.name].symbol, "color": f"@row:{row.name}"},
+                "meta": {"row": row.name, "label": drawn(row.name)},
+                "hovertemplate": "%{x:,} bytes, %{y:.4f}<extra>" + drawn(row.name) + "</extra>",
             }
         )  # fmt: skip
     sizes = [trace["x"][0] for trace in traces]
@@ -198,11 +199,11 @@ def rates(results: Results) -> Plot | None:
             _seeds(row, x=tried, y=losses, hoverinfo="skip"),
             {
                 "type": "scatter", "mode": "lines+markers", "x": [rate.lr for rate in found],
-                "y": [rate.loss.mean for rate in found], "name": label(row), "hovertemplate": "%{y:.4f}",
+                "y": [rate.loss.mean for rate in found], "name": drawn(row), "hovertemplate": "%{y:.4f}",
                 "line": {"color": f"@row:{row}", "width": 2, "dash": style.dash},
                 "marker": {"size": [13 if rate.chosen else 6 for rate in found], "symbol": style.symbol,
                            "color": f"@row:{row}"},
-                "meta": {"row": row, "label": label(row)},
+                "meta": {"row": row, "label": drawn(row)},
             },
         ]  # fmt: skip
     layout = _axes("learning rate", "validation loss (nats per token)")

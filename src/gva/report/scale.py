@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from gva.run.atomic import write_atomically
+
 POSITIONS, HEAD, SEED = 10, 64, 0
 CELL, GAP, LEFT, TOP = 19, 72, 34, 46
 # Viridis, at nine points: even steps in lightness, readable without colour vision and in both themes.
@@ -108,5 +110,5 @@ def write_figures(out: Path) -> list[Path]:
     out.mkdir(parents=True, exist_ok=True)
     paths = {name: out / f"attention-{name}.svg" for name in FIGURES}
     for name, path in paths.items():
-        path.write_text(figure(name), encoding="utf-8")
+        write_atomically(path, figure(name))
     return list(paths.values())

@@ -1,6 +1,7 @@
 """How a row is called and drawn: the same name, colour, dash and marker in every panel of every report."""
 
 from dataclasses import dataclass, replace
+from html import escape
 from itertools import cycle
 
 LABELS = {
@@ -64,6 +65,11 @@ THEMES = {
 
 def label(row: str) -> str:
     return LABELS.get(row, row)
+
+
+def drawn(row: str) -> str:
+    """The same for Plotly, which takes some HTML and, in what it shows on hovering, templates."""
+    return escape(label(row), quote=False).replace("{", "&#123;")
 
 
 def styles(rows: list[str]) -> dict[str, Style]:

@@ -2,7 +2,8 @@
 
 import csv
 import io
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -10,7 +11,8 @@ from typing import Any
 from gva import cost
 from gva.errors import check
 from gva.report.style import label
-from gva.study.results import TASKS, ComparedRow, Results, Run, score, standard_error
+from gva.study.results import ComparedRow, Results
+from gva.study.runs import TASKS, Run, score, standard_error
 from gva.study.statistics import FEWEST, Estimate
 from gva.text import aligned
 
@@ -25,10 +27,11 @@ class Table:
     rows: list[tuple[str, bool, list[str]]]
     note: str = ""
 
-    def markdown(self) -> str:
-        lines = [_line(self.header), _line(["---", *["---:"] * (len(self.header) - 1)])]
-        lines += [_line([f"· {cells[0]}" if seed else cells[0], *cells[1:]]) for _, seed, cells in self.rows]
-        return "\n".join(lines) + (f"\n\n{self.note}" if self.note else "")
+    def markdown(self, written: Callable[[str], str] = str) -> str:
+        """`written` makes Markdown of a text: `plain` of what may be another's, while ours stays as it is."""
+        lines = [_line(self.header, written), _line(["---", *["---:"] * (len(self.header) - 1)])]
+        lines += [_line([f"· {cells[0]}" if seed else cells[0], *cells[1:]], written) for _, seed, cells in self.rows]
+        return "\n".join(lines) + (f"\n\n{written(self.note)}" if self.note else "")
 
     def html(self) -> str:
         head = "".join(f"<th>{escape(text)}</th>" for text in self.header)
@@ -43,8 +46,13 @@ class Table:
         return f'<div class="scroll">{table}</div>{note}'
 
 
-def _line(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(text.replace("|", "\\|") for text in cells) + " |"
+def _line(cells: Iterable[str], written: Callable[[str], str] = str) -> str:
+    return "| " + " | ".join(written(text).replace("|", "\\|") for text in cells) + " |"
+
+
+def plain(text: str) -> str:
+    """Text as Markdown that shows it in one line: no HTML, no code, no link or picture."""
+    return re.sub(r"[\\`*]|(?<=\])[(\[]", r"\\\g<0>", escape(" ".join(text.split()), quote=False))
 
 
 def fill(text: str, tables: Mapping[str, str]) -> str:

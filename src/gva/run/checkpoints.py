@@ -3,9 +3,10 @@ surviving a kill at any moment. Each knows its run and its bytes. The weights of
 
 import json
 import os
-import shutil
+import re
 import warnings
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,13 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
 from gva.run.atomic import write_atomically
-from gva.run.files import inside, read_object, subfolder
+from gva.run.files import inside, read_object, remove, subfolder
 from gva.run.folder import CHECKPOINTS, contradictions
 from gva.run.ranks import Ranks
 from gva.run.storage import Reader, Writer, checksum
 
 UNFINISHED = ".unfinished"
+_NAME = re.compile("step-[0-9]{8,}")
 RECORD = "checkpoint.json"  # of which run and step a checkpoint is, and the sums of its files
 
 
@@ -37,7 +39,7 @@ class Checkpoints:
         self._pending: tuple[int, Writer, Future] | None = None
         if ranks.first:
             for left in subfolder(out, CHECKPOINTS).glob(f"*{UNFINISHED}"):
-                shutil.rmtree(left, ignore_errors=True)
+                remove(left)  # a link too, through which the next one would be written
         dist.barrier(ranks.side)
 
     def steps(self) -> list[int]:
@@ -96,7 +98,8 @@ class Checkpoints:
             write_atomically(self._unfinished(step) / RECORD, json.dumps(record, indent=2))
             os.replace(self._unfinished(step), self.path(step))
             for old in self.steps()[: -self.keep]:
-                shutil.rmtree(self.path(old), ignore_errors=True)
+                with suppress(OSError):
+                    remove(self.path(old))
         dist.barrier(self.ranks.side)
 
     def load(self, step: int, state: dict[str, Tensor]) -> None:
@@ -110,7 +113,7 @@ class Checkpoints:
 
 def steps_in(folder: Path) -> list[int]:
     """The steps of the whole checkpoints in a folder, oldest first."""
-    return sorted(map(step_of, folder.glob("step-*[0-9]")))
+    return sorted(step_of(path) for path in folder.glob("step-*") if _NAME.fullmatch(path.name) and path.is_dir())
 
 
 def path_of(folder: Path, step: int) -> Path:

@@ -17,6 +17,13 @@ RUN = "run.json"  # what the run is
 CHECKPOINTS = "checkpoints"  # what it goes on from
 MODEL = "model"  # what it ends with: a HuggingFace folder
 
+# What of a run's identity others read, and how it is written there.
+_NEEDED: dict[str, tuple[type, ...]] = {
+    **{f"recipe.{name}": (int,) for name in ("seed", "length", "global_batch")},
+    "recipe.lr": (int, float),
+    **{f"data.{split}": (str,) for split in ("train", "valid")},
+}
+
 
 @contextmanager
 def locked(out: Path, doing: str = "training") -> Iterator[None]:
@@ -45,8 +52,8 @@ def read_run(out: Path) -> dict[str, Any]:
     remedy = "it says what the run is, so copy it again, or train in another --out"
     record = read_object(out / RUN, remedy)
     found = _flatten(record.get("identity"))
-    parts = {name.partition(".")[0] for name in found}
-    if not {"model", "recipe", "data"} <= parts or type(found.get("recipe.seed")) is not int:
+    fine = all(type(found.get(name)) in kinds for name, kinds in _NEEDED.items())
+    if not fine or not any(name.startswith("model.") for name in found):
         raise FolderError(f"{out / RUN}: without the model, the recipe with its seed, or the data of a run; {remedy}")
     return record
 

@@ -110,14 +110,23 @@ def read_metrics(out: Path, kind: str | None = None) -> list[dict[str, Any]]:
     """The lines of a run's metrics, of one kind or all. A last line cut short by a kill is left out; so is one that was
     damaged since, with a warning."""
     path = _where(out)
-    lines = []
-    for number, text in enumerate(_content(path).splitlines(keepends=True), 1):
-        line = _parsed(text)
-        if line is not None:
-            lines.append(line)
-        elif text.endswith(b"\n"):
-            warnings.warn(f"{path}: line {number} is damaged and left out; copy the file again", stacklevel=2)
+    lines, damaged = _lines(path)
+    for number in damaged:
+        warnings.warn(f"{path}: line {number} is damaged and left out; copy the file again", stacklevel=2)
     return [line for line in lines if kind is None or line["kind"] == kind]
+
+
+def is_damaged(out: Path) -> bool:
+    """Whether lines of a run's metrics are lost, any of which may have been the one that says it is done."""
+    return bool(_lines(_where(out))[1])
+
+
+def _lines(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
+    """The lines, and the numbers of those that are damaged."""
+    texts = _content(path).splitlines(keepends=True)
+    found = [_parsed(text) for text in texts]
+    damaged = [i for i, text in enumerate(texts, 1) if found[i - 1] is None and text.endswith(b"\n")]
+    return [line for line in found if line is not None], damaged
 
 
 def _content(path: Path) -> bytes:

@@ -4,10 +4,13 @@ Which file holds what is listed in `.metadata`, a pickle. It is opened by an unp
 such a list and makes nothing else, and the list may name tensors in files of the folder alone.
 """
 
+import mmap
+import os
 import pickle
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -30,7 +33,7 @@ _KNOWN = {
     ("pathlib", "PosixPath"),
     ("pathlib._local", "PosixPath"),
 }
-_PAGE, _CHUNK = 4096, 2**22
+_PAGE, _CHUNK = 4096, 2**18  # a chunk stays in the cache of a core
 
 
 class Writer(FileSystemWriter):
@@ -43,7 +46,7 @@ class Writer(FileSystemWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         written = super().write_data(plan, planner)
         for name in {result.storage_data.relative_path for result in written.wait()}:
-            self.sums[name] = checksum(Path(self.path) / name)
+            self.sums[name] = checksum(Path(self.path) / name, mapped=True)
         return written
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
@@ -86,14 +89,26 @@ class _Unpickler(pickle.Unpickler):
         raise FolderError(f"{LIST} asks for {module}.{name}, which no checkpoint needs; do not use this folder")
 
 
-def checksum(path: Path) -> str:
+def checksum(path: Path, mapped: bool = False) -> str:
     """Size and sum of a file: the CRC of the sums of its pages. It costs little more than reading, and shows what a
-    disk or a copy has damaged; against someone who means harm it is no help."""
-    buffer, crc, size = bytearray(_CHUNK), 0, 0
+    disk or a copy has damaged; against someone who means harm it is no help. `mapped` is for what this process has
+    just written: it takes half the time, but where a disk cannot be read it would end the process without a word."""
+    crc, size = 0, 0
     with path.open("rb") as file:
-        while read := file.readinto(buffer):
-            whole = -(-read // _PAGE) * _PAGE
-            buffer[read:whole] = bytes(whole - read)
-            words = np.frombuffer(buffer, np.uint64, whole // 8).reshape(-1, _PAGE // 8)
-            crc, size = zlib.crc32(words.sum(1), crc), size + read
+        for piece in _mapped(file) if mapped else _read(file):
+            whole = np.pad(piece, (0, -len(piece) % _PAGE)) if len(piece) % _PAGE else piece
+            words = whole.view(np.uint64).reshape(-1, _PAGE // 8)
+            crc, size = zlib.crc32(words.sum(1), crc), size + len(piece)
     return f"{size}:{crc:08x}"
+
+
+def _read(file: IO[bytes]) -> Iterator[np.ndarray]:
+    buffer = np.empty(_CHUNK, np.uint8)
+    while read := file.readinto(buffer):  # type: ignore[attr-defined]
+        yield buffer[:read]
+
+
+def _mapped(file: IO[bytes]) -> Iterator[np.ndarray]:
+    if size := os.fstat(file.fileno()).st_size:
+        pages = np.frombuffer(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ), np.uint8)
+        yield from (pages[start : start + _CHUNK] for start in range(0, size, _CHUNK))

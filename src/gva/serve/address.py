@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 LOOPBACK, PORT = "127.0.0.1", "8000"
+SHORTEST = len("--h")  # what is as short stands for several flags of vLLM, which refuses it
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,11 @@ def address(flags: list[str]) -> Address:
 
 
 def _value(flags: list[str], name: str) -> str | None:
-    """The last value of a flag, as --name VALUE or --name=VALUE."""
+    """The last value of a flag, as --name VALUE or --name=VALUE, cut short too where vLLM would understand it."""
     found = None
     for flag, following in zip(flags, [*flags[1:], ""], strict=False):
         word, equals, value = flag.partition("=")
-        if word.replace("_", "-") == f"--{name}":
+        if len(word) > SHORTEST and f"--{name}".startswith(word.replace("_", "-")):
             found = value if equals else following
     return found
 

@@ -151,9 +151,11 @@ def read_row(run: Path) -> dict[str, Any]:
     if not record.is_file():
         return {}
     row = read_object(record, "copy it again, or remove it: the row is then called as its folder")
-    inside(run.parent.parent, row.get("name", run.parent.name), record)
-    fine = isinstance(row.get("order", 0), int) and isinstance(row.get("overrides", {}), dict)
-    check(fine, str(record), row, "order must be a number and overrides an object; copy it again")
+    for name in ("name", "of"):
+        inside(run.parent.parent, row.get(name, run.parent.name), record)
+    usual: dict[str, Any] = {"order": 0, "overrides": {}, "data": ""}
+    fine = all(isinstance(row.get(name, value), type(value)) for name, value in usual.items())
+    check(fine, str(record), row, "order must be a number, overrides an object and data a text; copy it again")
     return row
 
 

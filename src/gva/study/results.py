@@ -1,29 +1,19 @@
 """Finished runs read back from their folders, merged over machines, and only if they may be compared."""
 
-import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from itertools import groupby, product
 from pathlib import Path
 from typing import Any
 
-from gva.config import VARIANTS, GvaConfig
+from gva.config import GvaConfig
 from gva.errors import check
-from gva.run.folder import RUN, differences, read_run
-from gva.run.metrics import read_metrics
-from gva.study.matrix import read_row
+from gva.run.folder import differences
+from gva.study.runs import TASKS, Run, read_runs, score, speed_conditions
 from gva.study.statistics import Estimate, paired
 from gva.train.recipe import identity_defaults
 
-TASKS = {
-    "hellaswag": "HellaSwag",
-    "winogrande": "WinoGrande",
-    "openbookqa": "OBQA",
-    "arc_easy": "ARC-E",
-    "arc_challenge": "ARC-C",
-}
 # What two runs of one row may differ in, and what two rows may, being what is compared or recorded beside it.
 _SEED = ("recipe.seed",)
 _ROW = ("recipe.seed", "recipe.lr", "model.")
@@ -31,82 +21,6 @@ _ROW = ("recipe.seed", "recipe.lr", "model.")
 
 class NotComparable(ValueError):
     """Runs that a table must not put side by side; says which and why."""
-
-
-@dataclass(frozen=True)
-class Run:
-    """One finished run."""
-
-    row: str
-    of: str  # the row that a sweep's row is a learning rate of; else the row itself
-    order: int  # where the row stood in its matrix
-    data: str  # a name for what it was trained on, where known
-    folder: Path
-    identity: dict[str, dict[str, Any]]
-    versions: dict[str, str]
-    lines: list[dict[str, Any]] = field(repr=False)
-
-    @property
-    def seed(self) -> int:
-        return self.identity["recipe"]["seed"]
-
-    @property
-    def lr(self) -> float:
-        return self.identity["recipe"]["lr"]
-
-    @property
-    def config(self) -> GvaConfig:
-        return GvaConfig.from_dict(dict(self.identity["model"]))
-
-    def of_kind(self, kind: str) -> list[dict[str, Any]]:
-        return [line for line in self.lines if line["kind"] == kind]
-
-    @cached_property
-    def steps(self) -> int:
-        return self.of_kind("done")[-1]["step"]
-
-    @cached_property
-    def tokens(self) -> int:
-        return self.of_kind("done")[-1]["tokens"]
-
-    @property
-    def tokens_per_step(self) -> int:
-        return self.identity["recipe"]["global_batch"] * self.identity["recipe"]["length"]
-
-    @cached_property
-    def last_eval(self) -> dict[str, Any]:
-        return self.of_kind("eval")[-1]
-
-    @property
-    def valid_loss(self) -> float:
-        return self.last_eval["valid_loss"]
-
-    @property
-    def tokens_per_second(self) -> float | None:
-        """The median over its steps, where they are timed."""
-        timed = [line["tokens_per_second"] for line in self.of_kind("step") if "tokens_per_second" in line]
-        return statistics.median_high(timed) if timed else None
-
-    @cached_property
-    def tasks(self) -> dict[str, dict[str, Any]]:
-        """Task accuracies at the end of training; empty where none were measured then."""
-        last = [line for line in self.of_kind("tasks") if line["step"] == self.steps]
-        return last[-1]["results"] if last else {}
-
-
-def score(result: dict[str, Any]) -> float:
-    """The accuracy that a task is compared by: length-normalised where lm-eval defines that, else plain."""
-    return result["acc"] if result.get("acc_norm") is None else result["acc_norm"]
-
-
-def standard_error(result: dict[str, Any]) -> float:
-    """Of that accuracy, over the items."""
-    return result["acc_stderr"] if result.get("acc_norm") is None else result["acc_norm_stderr"]
-
-
-def speed_conditions(line: dict[str, Any]) -> tuple[Any, ...]:
-    """What decode speeds must have in common to be compared; a line without them is a reason for having none."""
-    return tuple(line.get(name) for name in ("gpu", "torch", "dtype", "batch", "context"))
 
 
 @dataclass(frozen=True)
@@ -212,25 +126,32 @@ def load(folders: Iterable[Path], baseline: str | None = None, needed: bool = Tr
     """
     runs: dict[tuple[str, int], Run] = {}
     unfinished: set[tuple[str, int]] = set()
+    unusable: dict[tuple[str, int], str] = {}
     order: dict[str, tuple[int, int]] = {}  # the first folder that has a row, then its place in the matrix
     for place, folder in enumerate(folders):
         check(folder.is_dir(), "FOLDER", str(folder), "no such folder; give one that gva compare or gva train wrote")
-        for run in _read_runs(folder):
+        for run in read_runs(folder):
             key = (run.row, run.seed)
             order.setdefault(run.of, (place, run.order))
             if not run.of_kind("done"):
                 unfinished.add(key)
+            elif run.unusable:
+                unusable[key] = run.unusable
             elif key in runs and runs[key].folder.resolve() != run.folder.resolve():
                 _refuse_twice(runs[key], run)
                 runs[key] = max(runs[key], run, key=lambda copy: len(copy.lines))  # one may have been scored since
             else:
                 runs[key] = run
     given = ", ".join(map(str, folders))
+    lost = {key: why for key, why in sorted(unusable.items()) if key not in runs}
+    notes = [f"{row}:{seed} is left out: {why}." for (row, seed), why in lost.items()]
     if not runs:
-        raise NotComparable(f"{given}: no finished run; run gva compare again, it goes on where it was")
+        told = " ".join(notes) or "run gva compare again, it goes on where it was"
+        raise NotComparable(f"{given}: no finished run; {told}")
     found = [runs[key] for key in sorted(runs)]
     _refuse_mixture(found)
-    rows, rates, notes = _rows_at_their_rate(found, sorted(order, key=lambda name: (order[name], name)))
+    rows, rates, told_of_rates = _rows_at_their_rate(found, sorted(order, key=lambda name: (order[name], name)))
+    notes += told_of_rates
     names = [row.name for row in rows]
     if baseline is not None and baseline not in names and needed:
         raise ValueError(f"baseline={baseline!r}: no finished run of it, only of {names}")
@@ -241,15 +162,6 @@ def load(folders: Iterable[Path], baseline: str | None = None, needed: bool = Tr
     results = Results(rows, chosen, rates, missing, notes, next((run.data for run in found if run.data), ""))
     results.notes += _visible_differences(results)
     return results
-
-
-def _read_runs(folder: Path) -> Iterator[Run]:
-    for record in sorted(folder.rglob(RUN)):
-        out = record.parent.resolve()
-        content, row = read_run(out), read_row(out)
-        name = row.get("name", out.parent.name if out.name.startswith("seed-") else out.name)
-        of, order, data = row.get("of", name), row.get("order", len(VARIANTS)), row.get("data", "")
-        yield Run(name, of, order, data, out, content["identity"], content.get("versions", {}), read_metrics(out))
 
 
 def _refuse_twice(a: Run, b: Run) -> None:
@@ -277,9 +189,6 @@ def _refuse_mixture(runs: list[Run]) -> None:
             f"{folder_a} was validated on {a:,} tokens and {folder_b} on {b:,}: their losses do not compare; train "
             "with the same length and eval_sequences"
         )
-    for run in runs:
-        if not run.of_kind("eval"):
-            raise NotComparable(f"{run.folder}: no validation loss in its metrics; train it with gva train or compare")
     by_row: dict[str, Run] = {}
     for run in runs:
         other = by_row.setdefault(run.row, run)
@@ -359,6 +268,10 @@ def _visible_differences(results: Results) -> list[str]:
     counts = sorted({len(row.runs) for row in results.rows})
     if len(counts) > 1:
         notes.append(f"Rows have from {counts[0]} to {counts[-1]} seeds; differences use the seeds both rows have.")
+    for run in results.runs:
+        if run.damaged:
+            kinds = ", ".join(run.damaged)
+            notes.append(f"{run.row}:{run.seed}: lines of its metrics ({kinds}) are damaged, and left out.")
     if results.unfinished:
         notes.append(f"Not finished, and left out: {', '.join(results.unfinished)}.")
     return notes + _task_notes(results)

@@ -19,9 +19,9 @@ from gva.data.batches import IGNORED, Batches
 from gva.data.shards import TokenDataset
 from gva.errors import check
 from gva.model import GvaForCausalLM
-from gva.run.checkpoints import Checkpoints, random_state, set_random_state
-from gva.run.folder import MODEL, claim, locked
-from gva.run.metrics import Metrics, NonFiniteLoss, is_done
+from gva.run.checkpoints import Checkpoints, random_state, set_random_state, steps_in
+from gva.run.folder import CHECKPOINTS, MODEL, claim, locked
+from gva.run.metrics import METRICS, Metrics, NonFiniteLoss, is_damaged, is_done, read_metrics, record
 from gva.run.ranks import Ranks, process_group
 from gva.train import measure
 from gva.train.export import export_model
@@ -80,7 +80,7 @@ def train(
         if ranks.first:
             claim(out, identity, identity_defaults(), asdict(recipe), ranks.hardware)
         dist.barrier(ranks.side)
-        if is_done(out) and is_whole(out / MODEL):
+        if _is_trained(out, recipe, ranks):
             return
         run = _build(config, recipe, train_set, ranks)
         checkpoints = Checkpoints(out, identity, ranks, recipe.keep_checkpoints)
@@ -107,6 +107,22 @@ def train(
             raise
         finally:
             metrics.close()
+
+
+def _is_trained(out: Path, recipe: Recipe, ranks: Ranks) -> bool:
+    """Whether nothing is left to do. Raises OSError where it cannot be known: what is trained is not trained again."""
+    done, left = is_done(out), steps_in(out / CHECKPOINTS)
+    ended = any(line["step"] == recipe.steps for line in read_metrics(out, "step"))
+    if ended and is_whole(out / MODEL) and not left and not done:  # checkpoints go after the line that says so
+        if ranks.first:
+            record(out, {"kind": "done", "step": recipe.steps, "tokens": recipe.tokens})
+        return True
+    if not done and not left and is_damaged(out):
+        raise OSError(
+            f"{out / METRICS}: lines are damaged, one of which may say that this run is done, and there is no "
+            "checkpoint to go on from; copy the file again, or remove it to train anew"
+        )
+    return done and is_whole(out / MODEL)
 
 
 class Stopped(KeyboardInterrupt):
