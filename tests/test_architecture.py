@@ -35,12 +35,12 @@ ARROWS = {
     "check": {"model", "config", "cost", "diagnostics"},
     "paged": {"attention", "ops", "errors"},
     "serve": {"paged", "attention", "ops", "config", "weights", "text", "errors"},
-    "evaluate": {"model", "data", "run", "text", "errors"},
+    "evaluate": {"model", "data", "run", "weights", "text", "errors"},
     "train": {
         "evaluate", "model", "config", "cost", "diagnostics", "ops", "remote", "data", "run", "weights", "errors",
     },
     "study": {"train", "model", "paged", "ops", "config", "data", "run", "weights", "errors"},
-    "report": {"study", "cost", "text", "errors"},
+    "report": {"study", "cost", "run", "text", "errors"},
     "cli": {
         "report", "study", "train", "evaluate", "serve", "paged", "model", "check", "config", "cost", "data", "ops",
         "run", "text", "errors",
