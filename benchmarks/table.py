@@ -279,6 +279,17 @@ def training_table() -> str:
     return "\n".join(lines)
 
 
+def checkpoint_table() -> str:
+    rows = last_run("checkpoint")
+    header = ["preset", "MiB", "written", "of that, checking", "read", "of that, checking"]
+    lines = [
+        [r["preset"], f"{int(r['mib']):,}", f"{float(r['write_s']):.2f} s", f"{float(r['write_check']):.1%}",
+         f"{float(r['read_s']):.2f} s", f"{float(r['read_check']):.1%}"]
+        for r in rows
+    ]  # fmt: skip
+    return markdown(header, lines, rows[-1], f" Medians of {rows[-1]['rounds']} rounds.")
+
+
 def pages() -> dict[pathlib.Path, str]:
     """Every generated file and what it should hold."""
     decode = last_run("decode")
@@ -291,6 +302,7 @@ def pages() -> dict[pathlib.Path, str]:
         },
         "serving": {"serving": serving_table()},
         "training": {"train": training_table(), "document mask": mask_table()},
+        "reliability": {"checkpoint": checkpoint_table()},
     }
     found = {ROOT / "docs" / f"{name}.md": content for name, content in tables.items()}
     return {
