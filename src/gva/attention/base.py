@@ -205,10 +205,22 @@ class Attention(nn.Module):
         return asked
 
 
-def per_head(module: Any, width: int) -> Tensor:
-    """The matrices of a map, [H, width, inner]. Read off its weight, which tensor parallelism may have sharded."""
-    weight = module.weight.to_local() if isinstance(module.weight, DTensor) else module.weight
-    return weight if weight.dim() == 3 else weight.unflatten(0, (-1, width))
+def per_head(module: Any, width: int, like: Tensor) -> Tensor:
+    """The matrices of a map, [H, width, inner], for a product with `like`.
+
+    They are the weight of a linear layer, which tensor parallelism may have sharded. What has taken the layer's place
+    (an adapter around it, a quantised layer) has in its weight not all that it computes: it is asked instead, by
+    mapping every unit vector.
+    """
+    weight = module.weight
+    if weight.dim() == 3:
+        return weight
+    if type(module).forward is not nn.Linear.forward:
+        inner = getattr(module, "in_features", weight.shape[-1])
+        weight = module(torch.eye(inner, dtype=like.dtype, device=like.device)).T.contiguous()
+    elif isinstance(weight, DTensor):
+        weight = weight.to_local()
+    return weight.unflatten(0, (-1, width))
 
 
 def in_one_row(x: Tensor) -> bool:

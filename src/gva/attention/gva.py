@@ -25,7 +25,7 @@ nothing absorbs, and keys are rebuilt and rotated from the cached values at ever
 
 With map_init='none' there are no maps: a value is the content key of its group, q_nope is d_h wide, both forms are one.
 `key_map.weight` is [H d_n, d_h]: its rows h d_n to (h+1) d_n are M_h^T. As a Linear it shards over heads like
-any other projection; it is never called, only read.
+any other projection, and what replaces a Linear may replace it (`per_head`).
 """
 
 from typing import Any
@@ -65,7 +65,7 @@ class RotatedGroupedValueAttention(SharedKeyValueAttention):
     maps = staticmethod(key_map)
 
     def rebuild_keys(self, v: Tensor) -> Tensor:
-        return rebuild_keys(v, per_head(self.key_map, self.config.content_dim))
+        return rebuild_keys(v, per_head(self.key_map, self.config.content_dim, v))
 
 
 class GroupedValueAttention(DecoupledAttention):
@@ -99,12 +99,12 @@ class GroupedValueAttention(DecoupledAttention):
     def content(self, state: Tensor) -> tuple[Tensor, Tensor]:
         if not self.mapped:
             return state, state
-        return rebuild_keys(state, per_head(self.key_map, self.config.content_dim)), state
+        return rebuild_keys(state, per_head(self.key_map, self.config.content_dim, state)), state
 
     def absorb(self, content: Tensor) -> Tensor:
         if not self.mapped:
             return content
-        return absorbed_by(content, per_head(self.key_map, self.config.content_dim))
+        return absorbed_by(content, per_head(self.key_map, self.config.content_dim, content))
 
     def expand(self, row: Cached, rotation: Rotation | None = None) -> tuple[Tensor, Tensor]:
         """Where no gradient is wanted, one kernel builds the keys and repeats the values, which kernels of attention
@@ -112,7 +112,7 @@ class GroupedValueAttention(DecoupledAttention):
         if not self.mapped:
             return super().expand(row, rotation)
         v, k_rope = row
-        maps = per_head(self.key_map, self.config.content_dim).to(v.dtype)
+        maps = per_head(self.key_map, self.config.content_dim, v).to(v.dtype)
         if in_one_row(v):
             return fast.expand(v, k_rope, maps)
         if v.is_cuda and not torch.is_grad_enabled():
@@ -124,4 +124,4 @@ class GroupedValueAttention(DecoupledAttention):
         if not self.mapped:
             return super().expand_at(pages, slots, rotation)
         v, k_rope = pages
-        return fast.expand(v, k_rope, per_head(self.key_map, self.config.content_dim), slots)
+        return fast.expand(v, k_rope, per_head(self.key_map, self.config.content_dim, k_rope), slots)

@@ -35,5 +35,5 @@ class LookBackValueAttention(DecoupledAttention):
     def expand(self, row: Cached, rotation: Rotation | None = None) -> tuple[Tensor, Tensor]:
         v, k_rope, *given = row
         before = given[0] if given else pad(v[..., :-1, :, :], (0, 0, 0, 0, 1, 0))
-        own, back = (per_head(maps, self.config.content_dim) for maps in (self.key_map, self.back_map))
+        own, back = (per_head(maps, self.config.content_dim, v) for maps in (self.key_map, self.back_map))
         return join(rebuild_keys(v, own) + rebuild_keys(before, back), k_rope), v

@@ -65,7 +65,9 @@ class LatentAttention(DecoupledAttention):
         return k_nope, self.v_up_proj(latent).unflatten(-1, (-1, config.value_head_dim))
 
     def absorb(self, content: Tensor) -> Tensor:
-        return absorbed_by(content, per_head(self.k_up_proj, self.config.content_dim))
+        return absorbed_by(content, per_head(self.k_up_proj, self.config.content_dim, content))
 
     def values_of(self, attended: Tensor) -> Tensor:
-        return torch.einsum("...hc,hdc->...hd", attended, per_head(self.v_up_proj, self.config.value_head_dim))
+        return torch.einsum(
+            "...hc,hdc->...hd", attended, per_head(self.v_up_proj, self.config.value_head_dim, attended)
+        )
