@@ -413,7 +413,8 @@ class GvaConfig(SavedWithCode, PreTrainedConfig):
                 f"config.json has fields that GvaConfig does not know: {hints}; kept as they are",
                 stacklevel=2,
             )
-        given = {k: v for k, v in config_dict.items() if k in known}
+        # Where a folder's classes are is a fact of that folder: the next one says it for itself.
+        given = {k: v for k, v in config_dict.items() if k in known and k != "auto_map"}
         # Overrides go through the constructor, so that they are resolved and checked like any other value.
         ours = {f.name for f in fields(cls)} - {"dtype"}
         given = _overridden(given, {k: kwargs.pop(k) for k in list(kwargs) if k in ours})
