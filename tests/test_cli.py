@@ -90,7 +90,7 @@ def test_fields_of_a_preset_can_be_changed(capsys):
         (["cost"], "give either a checkpoint or --preset"),
         (
             ["cost", "--preset", "smal"],
-            "preset='smal': must be one of ['demo', 'small', 'paper-350m']; did you mean 'small'?",
+            "preset='smal': must be one of ['demo', 'small', 'paper-350m', 'llama-8b']; did you mean 'small'?",
         ),
         (["cost", "--preset", "small", "--variants", "gqaa"], "--variants='gqaa'"),
         (["cost", "--preset", "small", "--set", "rope_theata=4"], "no field 'rope_theata'; did you mean 'rope_theta'?"),

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from gva import cost
+from gva import GvaConfig, cost
 from gva.cli import foreign, main
 
 # config.json as published, as far as it says how large a model is and what it keeps.
@@ -70,6 +70,16 @@ def test_what_is_published_is_what_is_counted(name):
     assert cost.parameters(config)["total"] == pytest.approx(parameters, rel=1e-3)
     assert cost.cache_scalars_per_token_per_layer(config) == scalars
     assert {w: windows.count(w) for w in set(windows) - {None}} == kept
+
+
+def test_the_preset_of_this_size_is_that_checkpoint():
+    preset = GvaConfig.preset("llama-8b", variant="gqa")
+    assert cost.parameters(preset)["total"] == 8_030_261_248
+    assert preset.rope_theta == LLAMA["rope_theta"]
+    read, _ = foreign.read(LLAMA, {})
+    assert {**preset.to_dict(), **dict.fromkeys(("rope_theta", "rope_parameters"))} == {
+        **read.to_dict(), **dict.fromkeys(("rope_theta", "rope_parameters"))
+    }  # fmt: skip
 
 
 def test_a_window_bounds_what_its_layers_cache_and_read(tmp_path, capsys):

@@ -62,4 +62,17 @@ PRESETS: dict[str, dict[str, Any]] = {
         "value_head_dim": 64,
         "max_position_embeddings": 2048,
     },
+    # The sizes of Llama 3.1 8B, to count and to serve; there is no recipe that trains it.
+    "llama-8b": {
+        "vocab_size": 128256,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_value_groups": 8,
+        "value_head_dim": 128,
+        "max_position_embeddings": 131072,
+        "rope_theta": 500000.0,
+        "tie_word_embeddings": False,
+    },
 }
