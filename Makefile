@@ -60,7 +60,7 @@ $(VENV)/.package: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.package
-	$(BIN)/$(PIP) -c constraints.txt -e '.[dev,train,eval,report]'
+	$(BIN)/$(PIP) -c constraints.txt -e '.[dev,train,eval,report,convert]'
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.package

@@ -31,6 +31,7 @@ ARROWS = {
     "weights": {"run"},
     "data": {"run", "errors"},
     "model": {"attention", "caches", "config", "remote", "weights"},
+    "convert": {"model", "config", "weights", "run"},
     "diagnostics": {"attention", "caches"},
     "check": {"model", "config", "cost", "diagnostics"},
     "paged": {"attention", "ops", "errors"},
@@ -42,8 +43,8 @@ ARROWS = {
     "study": {"train", "model", "paged", "ops", "config", "data", "run", "weights", "errors"},
     "report": {"study", "cost", "run", "text", "errors"},
     "cli": {
-        "report", "study", "train", "evaluate", "serve", "paged", "model", "check", "config", "cost", "data", "ops",
-        "run", "text", "errors",
+        "report", "study", "train", "evaluate", "convert", "serve", "paged", "model", "check", "config", "cost", "data",
+        "ops", "run", "text", "errors",
     },
 }  # fmt: skip
 OUTSIDE = {"attention": {"transformers", "vllm"}, "ops": {"transformers", "vllm"}, "paged": {"transformers", "vllm"}}

@@ -169,23 +169,3 @@ def test_the_callers_rope_parameters_are_left_alone():
     config = GvaConfig(rope_parameters=given, rope_theta=7.0)
     assert given == {"rope_type": "linear", "factor": 2.0}
     assert config.rope_parameters == {"rope_type": "linear", "factor": 2.0, "rope_theta": 7.0}
-
-
-def test_llama_like_configs_are_read():
-    llama = {
-        "model_type": "llama",
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "vocab_size": 128256,
-        "rope_theta": 500000.0,
-    }
-    config = GvaConfig.from_llama_like(llama)
-    assert (config.attention, config.num_value_groups, config.value_head_dim) == ("gqa", 8, 128)
-    assert not config.tie_word_embeddings
-    with pytest.raises(ValueError, match=r"kv_lora_rank=512: not a Llama-like"):
-        GvaConfig.from_llama_like({**llama, "kv_lora_rank": 512})
-    with pytest.raises(ValueError, match=r"no num_attention_heads: not a Llama-like"):
-        GvaConfig.from_llama_like({k: v for k, v in llama.items() if k != "num_attention_heads"})

@@ -18,6 +18,7 @@ from gva.errors import check, check_choice, nearest
 from gva.presets import PRESETS, VARIANTS
 from gva.remote import SavedWithCode
 
+NOT_OURS = "not a checkpoint of this package; gva import takes it in, gva convert makes its cache smaller"
 ROPE_TYPES = ("default", "linear", "yarn", "llama3")
 
 # What a change of variant resets; everything else is the size of the model and stays.
@@ -364,47 +365,10 @@ class GvaConfig(SavedWithCode, PreTrainedConfig):
         return GvaConfig(**_overridden({**size, **VARIANTS[variant]}, overrides))
 
     @classmethod
-    def from_llama_like(cls, source: dict[str, Any]) -> "GvaConfig":
-        """The config of a Llama-like checkpoint (a config.json as a dict), as grouped-query attention.
-
-        Biases and key norms, which some families add, are not modelled; other architectures are refused.
-        """
-        if source.get("model_type") == "gva":
-            return cls.from_dict(dict(source))
-        for foreign in ("kv_lora_rank", "num_local_experts", "num_experts", "n_routed_experts", "ssm_cfg"):
-            if source.get(foreign):
-                raise ValueError(
-                    f"{foreign}={source[foreign]!r}: not a Llama-like checkpoint (model_type="
-                    f"{source.get('model_type')!r}); needed is dense attention with grouped key-value heads"
-                )
-        needed = (
-            "hidden_size",
-            "intermediate_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "vocab_size",
-        )
-        missing = [name for name in needed if not isinstance(source.get(name), int)]
-        if missing:
-            raise ValueError(
-                f"config.json has no {', '.join(missing)}: not a Llama-like checkpoint (model_type="
-                f"{source.get('model_type')!r})"
-            )
-        rope = source.get("rope_parameters") or {}
-        return cls(
-            **{name: source[name] for name in needed},
-            num_value_groups=source.get("num_key_value_heads") or source["num_attention_heads"],
-            value_head_dim=source.get("head_dim"),
-            max_position_embeddings=source.get("max_position_embeddings") or 2048,
-            # Only the base is taken over: the table counts, it does not rotate.
-            rope_theta=source.get("rope_theta") or rope.get("rope_theta"),
-            tie_word_embeddings=bool(source.get("tie_word_embeddings", False)),
-            attention="gqa",
-        )
-
-    @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """As in transformers; unknown keys of a saved config are kept, with a warning."""
+        """As in transformers; unknown keys of a saved config are kept, with a warning. Another's config is refused."""
+        kind = config_dict.get("model_type", cls.model_type)
+        check(kind == cls.model_type, "model_type", kind, NOT_OURS)
         known = known_fields()
         unknown = {k: v for k, v in config_dict.items() if k not in known}
         if unknown:

@@ -3,11 +3,25 @@
 import sys
 from collections.abc import Sequence
 
-from gva.cli import bench, chat, check, compare, cost, data, evaluate, figures, generate, report, serve, train
+from gva.cli import (
+    bench,
+    chat,
+    check,
+    compare,
+    cost,
+    data,
+    evaluate,
+    figures,
+    generate,
+    importing,
+    report,
+    serve,
+    train,
+)
 from gva.cli.parser import Parser
 from gva.text import printable
 
-COMMANDS = (cost, data, train, evaluate, compare, report, figures, generate, serve, chat, bench, check)
+COMMANDS = (cost, data, train, evaluate, compare, report, figures, generate, importing, serve, chat, bench, check)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

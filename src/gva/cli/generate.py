@@ -27,6 +27,7 @@ def add(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     import torch
 
+    from gva.config import NOT_OURS
     from gva.errors import check
     from gva.evaluate.loading import find, load_model, load_tokenizer_of
     from gva.model import GvaForCausalLM
@@ -40,8 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     if device == "cuda":
         flash.load(arguments.fa3)
     model = load_model(place, getattr(torch, arguments.dtype) if arguments.dtype else None, device)
-    kind = model.config.model_type
-    check(isinstance(model, GvaForCausalLM), "model_type", kind, "the paged cache is for models of this package alone")
+    check(isinstance(model, GvaForCausalLM), "model_type", model.config.model_type, NOT_OURS)
     tokenizer = load_tokenizer_of(place, model.config.vocab_size, arguments.tokenizer)
     texts = arguments.prompt or [line.rstrip("\n") for line in sys.stdin if line.strip()]
     longest = max((len(encoded(tokenizer, text)) for text in texts), default=1) + arguments.max_new_tokens

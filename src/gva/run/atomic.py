@@ -49,3 +49,23 @@ def staging_folder(target: str | os.PathLike) -> Iterator[Path]:
         shutil.rmtree(staging, ignore_errors=True)
         if created and not any(target.iterdir()):
             target.rmdir()
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A folder beside `path`, which takes its name once it is whole; refused where something is there already."""
+    if path.is_symlink() or path.is_file() or (path.is_dir() and any(path.iterdir())):
+        raise FileExistsError(f"{path}: there is something already; remove it, or give another folder")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for left in path.parent.glob(f".{path.name}.saving-*"):  # by a process that was killed
+        shutil.rmtree(left, ignore_errors=True)
+    staging = Path(tempfile.mkdtemp(prefix=f".{path.name}.saving-", dir=path.parent)) / path.name
+    try:
+        staging.mkdir()  # in a folder that is its owner's alone, with the rights that are usual for new ones
+        yield staging
+        for file in staging.iterdir():
+            with file.open("rb") as written:
+                os.fsync(written.fileno())
+        os.replace(staging, path)
+    finally:
+        shutil.rmtree(staging.parent, ignore_errors=True)

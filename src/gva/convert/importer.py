@@ -1,0 +1,95 @@
+"""`gva import`: a Llama-like checkpoint as a GvaForCausalLM with grouped-query attention and the same logits."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from tqdm import tqdm
+
+from gva.config import GvaConfig
+from gva.convert.families import config_of
+from gva.convert.source import Source, open_source
+from gva.model import GvaForCausalLM
+from gva.run.atomic import new_folder
+from gva.run.files import FolderError
+from gva.weights import INDEX, WEIGHTS
+
+SHARD_BYTES = 4 * 2**30  # what is in memory at a time
+_HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+
+
+def import_checkpoint(path: Path, out: Path, dtype: torch.dtype | None = None) -> tuple[GvaConfig, bool]:
+    """Write `out`, which must not be there yet, from a HuggingFace folder or a GGUF file, with the weights in `dtype`
+    or as they are stored. Returns the config, and whether a tokenizer came along."""
+    source = open_source(path)
+    try:
+        config = config_of(source.config)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    names = _check_tensors(source, config, path)
+    config.architectures, config.dtype = [GvaForCausalLM.__name__], dtype or source.dtype
+    with new_folder(out) as folder:
+        _write(folder, (_cast(source, name, config.dtype) for name in tqdm(names, disable=not sys.stderr.isatty())))
+        config.save_pretrained(folder)
+        has_tokenizer = source.save_companions(folder)
+    return config, has_tokenizer
+
+
+def _check_tensors(source: Source, config: GvaConfig, path: Path) -> list[str]:
+    """The names of the tensors to take over, if they are those that the config calls for."""
+    with torch.device("meta"):
+        wanted = {name: tuple(tensor.shape) for name, tensor in GvaForCausalLM(config).state_dict().items()}
+    given = dict(source.shapes)
+    if config.tie_word_embeddings:
+        wanted.pop(_HEAD)
+        if given.pop(_HEAD, None) and not torch.equal(source.load(_HEAD), source.load(_EMBEDDING)):
+            raise FolderError(
+                f"{path}: {_HEAD} differs from the embedding, though tie_word_embeddings=True; correct its config.json"
+            )
+    wrong = [f"{name} is missing" for name in wanted if name not in given]
+    wrong += [f"{name} has no place in such a model" for name in given if name not in wanted]
+    wrong += [
+        f"{name} has the shape {given[name]}, not {shape}"
+        for name, shape in wanted.items()
+        if name in given and given[name] != shape
+    ]
+    if wrong:
+        more = f", and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise FolderError(f"{path}: cannot be imported with the same logits: {'; '.join(wrong[:3])}{more}")
+    return list(wanted)
+
+
+def _cast(source: Source, name: str, dtype: torch.dtype) -> tuple[str, Tensor]:
+    return name, source.load(name).to(dtype).contiguous()
+
+
+def _write(folder: Path, tensors: Iterator[tuple[str, Tensor]]) -> None:
+    """Safetensors files as large as memory is to be used, and their index where there are several."""
+    shards: list[list[str]] = []
+    held: dict[str, Tensor] = {}
+    total = size = 0
+
+    def put() -> None:
+        save_file(held, folder / f"part-{len(shards)}", metadata={"format": "pt"})
+        shards.append(list(held))
+        held.clear()
+
+    for name, tensor in tensors:
+        if held and size + tensor.nbytes > SHARD_BYTES:
+            put()
+            size = 0
+        held[name] = tensor
+        size, total = size + tensor.nbytes, total + tensor.nbytes
+    put()
+    if len(shards) == 1:
+        (folder / "part-0").rename(folder / WEIGHTS)
+        return
+    files = [f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
+    for number, file in enumerate(files):
+        (folder / f"part-{number}").rename(folder / file)
+    index = {name: file for file, names in zip(files, shards, strict=True) for name in names}
+    (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": index}, indent=2) + "\n")
