@@ -8,6 +8,7 @@ import torch
 from gva.cli import main
 from gva.serve import versions
 from gva.serve.address import address
+from gva.serve.flags import Flags
 from models import tiny_model
 
 
@@ -23,20 +24,23 @@ from models import tiny_model
 ], ids=str)  # fmt: skip
 def test_loopback_unless_told_otherwise(flags, added, told, monkeypatch):
     monkeypatch.delenv("VLLM_API_KEY", raising=False)
-    assert address(flags).flags == added
-    assert told in address(flags).told
+    assert address(Flags.of(flags)).flags == added
+    assert told in address(Flags.of(flags)).told
 
 
 def test_what_a_file_of_flags_says_counts(tmp_path, monkeypatch):
     (tmp_path / "flags.yaml").write_text("host: 0.0.0.0\nport: 77\napi-key: k\n")
     flags = ["--config", str(tmp_path / "flags.yaml")]
-    assert address(flags).flags == []
-    assert address(flags).told == "listening on http://0.0.0.0:77 for every machine that reaches this one, with the key"
-    assert "http://1.2.3.4:77" in address([*flags, "--host", "1.2.3.4"]).told
+    assert address(Flags.of(flags)).flags == []
+    assert (
+        address(Flags.of(flags)).told
+        == "listening on http://0.0.0.0:77 for every machine that reaches this one, with the key"
+    )
+    assert "http://1.2.3.4:77" in address(Flags.of([*flags, "--host", "1.2.3.4"])).told
     (tmp_path / "flags.yaml").write_text("max-model-len: 64\n")
-    assert address(flags).flags == ["--host", "127.0.0.1"]
+    assert address(Flags.of(flags)).flags == ["--host", "127.0.0.1"]
     monkeypatch.setenv("VLLM_API_KEY", "k")
-    assert "with the key" in address(flags).told
+    assert "with the key" in address(Flags.of(flags)).told
 
 
 def test_the_server_is_started_there(tmp_path, monkeypatch, capsys):

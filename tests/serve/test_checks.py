@@ -1,6 +1,7 @@
 """What is refused before a server starts, without vLLM: each refusal names the reason."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -47,6 +48,18 @@ def test_a_missing_shard_is_named(tmp_path, capsys):
     shards[1].unlink()
     assert main(["serve", str(tmp_path)]) == 2
     assert shards[1].name in capsys.readouterr().err
+
+
+def test_a_folder_without_weights_serves_random_ones(tmp_path, monkeypatch, capsys):
+    tiny_config("gva-drope-16").save_pretrained(tmp_path)
+    started = []
+    monkeypatch.setattr(os, "execv", lambda program, words: started.append(words))
+    monkeypatch.setattr(versions, "installed", lambda: "0.32.0")
+    for words in (["--load-format", "dummy"], ["--load_format=dummy"]):
+        assert main(["serve", str(tmp_path), *words]) is None
+        assert started.pop()[-len(words) :] == words
+    assert main(["serve", str(tmp_path), "--load-format", "safetensors"]) == 2
+    assert "copy the weights beside config.json" in capsys.readouterr().err
 
 
 def test_folders_that_are_no_checkpoints(tmp_path, capsys):

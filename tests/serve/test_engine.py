@@ -48,6 +48,17 @@ def engine():
     gc.collect()
 
 
+def test_a_folder_without_weights(checkpoints, engine, tmp_path):
+    """A config and a tokenizer: vLLM draws what is missing, and decodes text with it."""
+    folder, _ = checkpoints("gva-drope-16")
+    for file in folder.iterdir():
+        if file.suffix != ".safetensors":
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    served = engine(tmp_path, load_format="dummy", skip_tokenizer_init=False, block_size=16)
+    (result,) = served.generate(["abc"], SamplingParams(max_tokens=5, ignore_eos=True), use_tqdm=False)
+    assert len(result.outputs[0].token_ids) == 5
+
+
 @pytest.mark.parametrize(
     ("variant", "block"),
     [("gva-drope-16", 16), ("gva-drope-16", 128), ("mla", 16), ("mla", 128), ("gqa", STOCK_BLOCK), ("gqa", 128)],

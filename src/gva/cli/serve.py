@@ -15,15 +15,22 @@ def add(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from gva import cost
     from gva.serve.address import address
     from gva.serve.checks import check_checkpoint
+    from gva.serve.flags import Flags
+    from gva.serve.settings import found_gpu, settings
     from gva.serve.versions import installed, refusal
 
-    check_checkpoint(arguments.checkpoint)
+    flags = Flags.of(arguments.flags)
+    config = check_checkpoint(arguments.checkpoint, weights=flags.value("load-format") != "dummy")
     why = refusal(installed())
     if why is not None:
         raise ValueError(why)
-    place = address(arguments.flags)
-    print(f"gva serve: {place.told}", flush=True)
-    words = ["serve", str(arguments.checkpoint), *place.flags, *arguments.flags]
+    place = address(flags)
+    chosen = settings(config, cost.parameters(config)["total"], flags, found_gpu())
+    for told in (place.told, *(setting.told for setting in chosen)):
+        print(f"gva serve: {told}", flush=True)
+    ours = [word for setting in chosen for word in (setting.flag, *setting.values)]
+    words = ["serve", str(arguments.checkpoint), *place.flags, *ours, *arguments.flags]
     os.execv(sys.executable, [sys.executable, "-m", "vllm.entrypoints.cli.main", *words])

@@ -27,10 +27,13 @@ def read_config(folder: Path) -> Any:
     return GvaConfig.from_dict(source)
 
 
-def check_checkpoint(folder: Path) -> Any:
-    """The config of a folder that can be served: all its shards are there, and its attention is one of ours."""
+def check_checkpoint(folder: Path, weights: bool = True) -> Any:
+    """The config of a folder that can be served: its attention is one of ours, and all its shards are there, unless the
+    `weights` are to be random ones."""
     config = read_config(folder)
     check_servable(config)
+    if not weights:
+        return config
     if not (folder / INDEX).is_file() and not (folder / WEIGHTS).is_file():
         raise FileNotFoundError(f"{folder}: neither {WEIGHTS} nor {INDEX}; copy the weights beside config.json")
     verify_folder(folder)
