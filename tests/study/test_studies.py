@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from gva import cost
+from gva.data.recall import write_recall
+from gva.data.source import make_batches, open_data
 from gva.study.matrix import read_matrix
 
 FOLDER = Path(__file__).parents[2] / "studies"
@@ -73,3 +75,16 @@ def test_the_frontier_s_rows_have_the_caches_that_are_told_of_them():
     assert scalars("c-medium") == [384, 128, 224, 112]
     assert scalars("d-results") == [256, 128, 160, 112]
     assert scalars("e-rows") == [80, 96, 144, 176, 96, 64, 160, 80, 144, 240]
+
+
+def test_recall_asks_every_row_the_same(tmp_path):
+    write_recall(tmp_path)
+    matrix, data = read_matrix(FOLDER / "recall.toml"), open_data(tmp_path)
+    built = [row.build(matrix.preset, row.seeds[0], data.vocab_size) for row in matrix.rows]
+    for config, recipe in built:
+        make_batches(data, recipe.length, recipe.global_batch, 0, recipe.document_mask)
+        assert recipe.tokens_per_step == 65_664
+        assert (config.vocab_size, config.num_hidden_layers, config.hidden_size) == (8192, 2, 128)
+        assert config.max_position_embeddings == 3 * 256
+    scalars = [cost.cache_scalars_per_token_per_layer(config) for config, _ in built]
+    assert scalars == [128, 64, 80, 56, 72, 80, 80, 80, 120, 96, 80, 72, 40, 64]

@@ -23,6 +23,13 @@ def add(commands: Any) -> None:
     prepare.add_argument("--field", default="text", help="where the text is, in jsonl and parquet")
     prepare.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes")
     prepare.set_defaults(run=_data_prepare)
+    recall = actions.add_parser("recall", help="associative recall: a task that asks what a cache has kept")
+    recall.add_argument("--out", type=Path, required=True, help="folder, which gva train and gva compare take")
+    recall.add_argument("--keys", type=int, default=4096, help="how many there are to draw from")
+    recall.add_argument("--values", type=int, default=4096)
+    recall.add_argument("--pairs", type=int, default=64, help="trained at most; four times as many are tested")
+    recall.add_argument("--every", type=int, default=50, help="steps between tests, which may double the pairs")
+    recall.set_defaults(run=_data_recall)
     verify = actions.add_parser("verify", help="compare every shard with its checksum")
     verify.add_argument("folder", type=Path)
     verify.set_defaults(run=_data_verify)
@@ -51,6 +58,16 @@ def _data_prepare(arguments: argparse.Namespace) -> int:
         index = prepare.prepare_standard_library(arguments.out, arguments.vocab_size or 2048)
     counts = ", ".join(f"{tokens:,} {split} tokens" for split, tokens in index["tokens"].items())
     print(f"{arguments.out}: {counts}, vocabulary {index['vocab_size']:,}")
+    return 0
+
+
+def _data_recall(arguments: argparse.Namespace) -> int:
+    from gva.data.recall import write_recall
+
+    sizes = {name: getattr(arguments, name) for name in ("keys", "values", "pairs", "every")}
+    index = write_recall(arguments.out, **sizes)
+    row = f"length={3 * arguments.pairs} document_mask=true max_position_embeddings={12 * arguments.pairs}"
+    print(f"{arguments.out}: vocabulary {index['vocab_size']:,}; train with {row}")
     return 0
 
 

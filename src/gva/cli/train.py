@@ -25,7 +25,8 @@ def add(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from gva.data.prepare import prepare_standard_library
-    from gva.data.shards import INDEX, TokenDataset
+    from gva.data.shards import INDEX
+    from gva.data.source import open_data
     from gva.run.folder import MODEL
     from gva.run.metrics import METRICS
     from gva.train.loop import Stopped, train
@@ -41,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
             prepare_standard_library(data)
         while not (data / INDEX).is_file():  # the other ranks, under torchrun
             time.sleep(0.2)
-    config, recipe = build(arguments.preset, arguments.variant, overrides, TokenDataset(data).vocab_size)
+    config, recipe = build(arguments.preset, arguments.variant, overrides, open_data(data).vocab_size)
     try:
         train(config, recipe, data, arguments.out, device=arguments.device)
     except Stopped as stopped:

@@ -49,6 +49,15 @@ class Batches:
             batch["labels"][torch.from_numpy(starts[:, 1:])] = IGNORED
         return batch
 
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """What a resumed run needs of it, to be read into in place."""
+        return {}
+
+    def is_tested(self, step: int) -> bool:
+        """Whether what is trained next depends on how well this step leaves the model: see `gva.data.recall`."""
+        return False
+
     def bytes_per_token(self, sequences: int) -> float:
         """Bytes of text per target over the first sequences: what turns a loss on them into bits per byte."""
         targets = min(sequences, self.sequences) * self.length

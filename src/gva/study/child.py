@@ -22,7 +22,7 @@ WEIGHTS = {"all": (), "model": (CHECKPOINTS,), "none": (CHECKPOINTS, MODEL)}  # 
 
 def main(job: dict[str, Any]) -> int:
     stop_with(job["parent"])
-    from gva.data.shards import TokenDataset
+    from gva.data.source import open_data
     from gva.study.matrix import Row
     from gva.train.loop import Stopped, train
 
@@ -30,7 +30,7 @@ def main(job: dict[str, Any]) -> int:
     row = Row(job["name"], job["variant"], tuple(job["seeds"]), job["overrides"])
     for seed in row.seeds:
         print(f"--- {row.name} seed {seed}", file=sys.stderr, flush=True)
-        config, recipe = row.build(job["preset"], seed, TokenDataset(data).vocab_size)
+        config, recipe = row.build(job["preset"], seed, open_data(data).vocab_size)
         out = within(folder, f"seed-{seed}")
         try:
             train(config, recipe, data, out, device=job["device"], progress=False)

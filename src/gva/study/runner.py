@@ -21,7 +21,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from gva.data.shards import TokenDataset
+from gva.data.source import open_data
 from gva.run.files import opened
 from gva.run.folder import MODEL, refuse_another
 from gva.run.metrics import METRICS, is_done, read_metrics
@@ -71,7 +71,7 @@ class Runner:
 
     def __post_init__(self) -> None:
         self.decode_speed &= speed.on_gpu(self.device)
-        index = TokenDataset(self.data).index
+        index = open_data(self.data).index
         self.vocab_size = index["vocab_size"]
         came_from = index.get("provenance", {})
         self.data_name = came_from.get("dataset") or ", ".join(came_from.get("inputs", [])[:4])
@@ -194,7 +194,7 @@ class Runner:
         return "\n".join([f"{_ended(code)}; the whole log: {log}", *lines])
 
     def _refuse_changes(self, runs: list[tuple[Row, int]]) -> None:
-        train_set, valid_set = TokenDataset(self.data), TokenDataset(self.data, "valid")
+        train_set, valid_set = open_data(self.data), open_data(self.data, "valid")
         for row, seed in runs:
             config, recipe = row.build(self.matrix.preset, seed, self.vocab_size)
             identity = identity_of(config, recipe, train_set, valid_set)

@@ -9,7 +9,7 @@ from typing import Any
 from gva import cost
 from gva.config import GvaConfig
 from gva.data.publish import section
-from gva.data.shards import TokenDataset
+from gva.data.source import Dataset
 from gva.evaluate.results import table
 from gva.remote import DISTRIBUTION, FILE
 from gva.run.folder import read_run
@@ -70,7 +70,7 @@ print(tokenizer.decode(model.generate(**prompt, max_new_tokens=32)[0]))
 """
 
 
-def card(run: Path, config: GvaConfig, recipe: Recipe, trained_on: TokenDataset) -> str:
+def card(run: Path, config: GvaConfig, recipe: Recipe, trained_on: Dataset) -> str:
     """The card of a run that has been trained to its end."""
     millions = f"{cost.parameters(config)['total'] / 1e6:.1f}M"
     return CARD.format(
@@ -104,13 +104,13 @@ def _serve(config: GvaConfig) -> str:
     return f"```bash\ngva serve path/to/this/folder\n```\n\nwhere vLLM is installed too; {plain}"
 
 
-def _data(trained_on: TokenDataset) -> str:
+def _data(trained_on: Dataset) -> str:
     index = trained_on.index
     source = {name: value for name, value in index["provenance"].items() if name != "gva" and value is not None}
     told = "; ".join(
         f"{name}: {_listed(value) if isinstance(value, list) else value}" for name, value in source.items()
     )
-    counts = " and ".join(f"{tokens:,} {split} tokens" for split, tokens in index["tokens"].items())
+    counts = " and ".join(f"{tokens:,} {split} tokens" for split, tokens in index["tokens"].items()) or "Fresh tokens"
     return f"{counts} of a vocabulary of {index['vocab_size']:,}, from {told}."
 
 

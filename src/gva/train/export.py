@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from gva.data.publish import publish
-from gva.data.shards import TokenDataset
+from gva.data.source import Dataset
 from gva.model import GvaForCausalLM
 from gva.run.files import within
 from gva.run.folder import MODEL
@@ -17,7 +17,7 @@ from gva.train.recipe import Recipe
 from gva.train.zclip import total_norm
 
 
-def export_model(model: GvaForCausalLM, recipe: Recipe, data: TokenDataset, run: Path, ranks: Ranks) -> None:
+def export_model(model: GvaForCausalLM, recipe: Recipe, data: Dataset, run: Path, ranks: Ranks) -> None:
     """Gather the weights of all ranks and write the run's model/, which from_pretrained and AutoTokenizer load."""
     out = within(run, MODEL)
     if not total_norm(parameter.detach() for parameter in model.parameters()).isfinite():

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule
 from gva import cost
 from gva.config import GvaConfig
 from gva.data.batches import IGNORED, Batches
-from gva.data.shards import TokenDataset
+from gva.data.source import Dataset, make_batches, open_data
 from gva.errors import check
 from gva.model import GvaForCausalLM
 from gva.run.checkpoints import Checkpoints, random_state, set_random_state, steps_in
@@ -54,6 +54,7 @@ class Run:
             **named_state(self.model, self.optimizer),
             **{f"zclip.{name}": value for name, value in self.zclip.state.items()},
             **random_state(self.ranks.device),
+            **self.batches.state,
             "step": torch.tensor(self.step),
         }
 
@@ -71,9 +72,9 @@ def train(
 
     Leaves metrics.jsonl, checkpoints/, and the trained model as a HuggingFace folder in model/.
     """
-    train_set, valid_set = TokenDataset(data), TokenDataset(data, "valid")
+    train_set, valid_set = open_data(data), open_data(data, "valid")
     _check_fit(config, recipe, train_set)
-    valid = Batches(valid_set, recipe.length, 1, 0, recipe.document_mask)
+    valid = make_batches(valid_set, recipe.length, 1, 0, recipe.document_mask)
     tasks = measure.load_tasks(recipe, data / "tokenizer", config.max_position_embeddings)
     with process_group(device) as ranks, locked(out) if ranks.first else nullcontext():
         identity = identity_of(config, recipe, train_set, valid_set)
@@ -148,10 +149,13 @@ def _loop(
         last = run.step == recipe.steps
         due = {every: last or ((n := getattr(recipe, every)) > 0 and run.step % n == 0) for every in _INTERVALS}
         # Ranks agree on a stop where they meet anyway; a process alone need not wait for that.
-        if not any(due.values()) and not (stop.wanted and ranks.world == 1):
+        tested = run.batches.is_tested(run.step)
+        if not any(due.values()) and not tested and not (stop.wanted and ranks.world == 1):
             continue
         _flush(run, metrics, checkpoints)
         stopping = stop.wanted_by_any(ranks) and not last
+        if tested:
+            metrics.event("recall", run.step, measure.recall(run.loss, run.batches, recipe, ranks))
         if due["eval_every"]:
             found = measure.validate(run.loss, valid, recipe, ranks)
             if not math.isfinite(found["valid_loss"]):
@@ -171,7 +175,7 @@ def _loop(
             checkpoints.finish()
             raise Stopped(f"stopped at step {run.step}; the same command goes on from there")
         checkpoints.poll()
-        if any(due[every] for every in _INTERVALS if every != "log_every"):
+        if tested or any(due[every] for every in _INTERVALS if every != "log_every"):
             metrics.restart_clock()
     checkpoints.finish()
 
@@ -214,18 +218,18 @@ def _to_device(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
-def _build(config: GvaConfig, recipe: Recipe, dataset: TokenDataset, ranks: Ranks) -> Run:
+def _build(config: GvaConfig, recipe: Recipe, dataset: Dataset, ranks: Ranks) -> Run:
     torch.manual_seed(recipe.seed)
     config = GvaConfig.from_dict(config.to_dict())
     config._attn_implementation = "sdpa"
     model = GvaForCausalLM(config).to(ranks.device)
     model.train()
     loss = parallelize(model, recipe, ranks)
-    batches = Batches(dataset, recipe.length, recipe.global_batch, recipe.order_seed, recipe.document_mask)
+    batches = make_batches(dataset, recipe.length, recipe.global_batch, recipe.order_seed, recipe.document_mask)
     return Run(config, recipe, ranks, model, loss, make_optimizer(model, recipe), ZClip(ranks.device), batches)
 
 
-def _check_fit(config: GvaConfig, recipe: Recipe, dataset: TokenDataset) -> None:
+def _check_fit(config: GvaConfig, recipe: Recipe, dataset: Dataset) -> None:
     size, limit = dataset.vocab_size, config.max_position_embeddings
     check(size <= config.vocab_size, "vocab_size", config.vocab_size, f"the data has {size} tokens")
     check(recipe.length <= limit, "length", recipe.length, f"exceeds max_position_embeddings={limit}")

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from gva import diagnostics
 from gva.data.batches import IGNORED, Batches
+from gva.data.recall import RecallBatches
 from gva.evaluate.encoding import Pack, pack_items
 from gva.evaluate.loading import open_tokenizer
 from gva.evaluate.results import summarise
@@ -117,11 +118,25 @@ def look_inside(
     }
 
 
-def _losses(module: nn.Module, recipe: Recipe, ranks: Ranks) -> Losses:
-    """The loss of each target in the precision of training; eager, for shapes that training does not have."""
+@torch.no_grad()
+def recall(module: nn.Module, batches: Batches, recipe: Recipe, ranks: Ranks) -> dict[str, Any]:
+    """The share of right answers by number of pairs, and the most pairs that are trained from now on."""
+    assert isinstance(batches, RecallBatches)
+    hits, found = _losses(module, recipe, ranks, hits=True), {}
+    for pairs, batch in batches.tests():
+        right = hits(**{name: tensor.to(ranks.device) for name, tensor in batch.items()}).sum()
+        dist.all_reduce(right)  # of equal tests: rounding must not let ranks go separate ways
+        found[pairs] = right.item() / ranks.world / int((batch["labels"] != IGNORED).sum())
+    batches.learned(found)
+    return {"accuracy": found, "pairs": int(batches.pairs)}
+
+
+def _losses(module: nn.Module, recipe: Recipe, ranks: Ranks, hits: bool = False) -> Losses:
+    """The loss of each target, or whether it is hit, in the precision of training; eager, for shapes that training does
+    not have."""
 
     def losses(**inputs: Tensor) -> Tensor:
         with arithmetic(recipe, ranks.device), torch.compiler.set_stance("force_eager"):
-            return module(**inputs, per_token=True)
+            return module(**inputs, per_token=True, hits=hits)
 
     return losses

@@ -34,9 +34,10 @@ class SummedLoss(nn.Module):
         position_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         per_token: bool = False,
+        hits: bool = False,
     ) -> Tensor:
-        """The cross entropy in nats, summed over all targets that count, or each target's own [B, T]. A mask
-        [B, 1, T, T] is true where a slot sees another; without one, causal."""
+        """The cross entropy in nats, summed over all targets that count, or each target's own [B, T], or with `hits`
+        whether each is the likeliest. A mask [B, 1, T, T] is true where a slot sees another; without one, causal."""
         embedded = self.model.get_input_embeddings()(input_ids)
         if torch.is_autocast_enabled(embedded.device.type):
             # The residual stream is in half precision too, as it is where weights are sharded in half precision.
@@ -44,6 +45,8 @@ class SummedLoss(nn.Module):
         hidden = self.model.model(
             inputs_embeds=embedded, position_ids=position_ids, attention_mask=attention_mask, use_cache=False
         )[0]
+        if hits:
+            return self.model.lm_head(hidden).argmax(-1) == labels
         if per_token:
             logits = self.model.lm_head(hidden).flatten(0, 1).float()
             loss = nn.functional.cross_entropy(logits, labels.flatten(), ignore_index=IGNORED, reduction="none")

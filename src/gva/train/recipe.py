@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gva.config import GvaConfig, own_fields
-from gva.data.shards import TokenDataset
+from gva.data.source import Dataset
 from gva.errors import check, check_choice, nearest
 
 # What may differ between the two halves of an interrupted run, because it changes no loss (beyond rounding).
@@ -125,9 +125,7 @@ def build(
     return GvaConfig.preset(preset, variant=variant, **model), replace(Recipe(), **changes)
 
 
-def identity_of(
-    config: GvaConfig, recipe: Recipe, train_set: TokenDataset, valid_set: TokenDataset
-) -> dict[str, dict[str, Any]]:
+def identity_of(config: GvaConfig, recipe: Recipe, train_set: Dataset, valid_set: Dataset) -> dict[str, dict[str, Any]]:
     """What makes a run this run and no other: the model, the recipe and the data."""
     model = {k: v for k, v in config.to_dict().items() if k not in ("transformers_version", "dtype", "architectures")}
     data = {"train": train_set.fingerprint, "valid": valid_set.fingerprint}
