@@ -15,6 +15,7 @@ import argparse
 import pathlib
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
+from itertools import product
 
 import torch
 from timing import Timing, append_rows, environment, rotation, time_calls
@@ -69,6 +70,21 @@ class Shape:
 
 
 WIDE = {"H": 32, "G": 8, "d_h": 128}
+SHARED = {"H": 16, "G": 1}
+
+
+def grid() -> list[Shape]:
+    """Rows, as vLLM has them, of four models and four widths of the slice: 64, 256 and 1024 MiB, and one sequence."""
+    heads = ({}, WIDE, {**SHARED, "d_h": 128}, {"H": 8, "G": 2})
+    shapes = []
+    for sizes, d_r in product(heads, (16, 32, 48, 64)):
+        row = Shape("grid", 1, 8192, d_r=d_r, layout="row", **sizes)
+        batches = [-(-mib * 2**20 // (row.T * row.row_bytes)) for mib in (64, 256, 1024)]
+        shapes += [replace(row, B=B) for B in dict.fromkeys((1, *batches))]
+        shapes += [replace(row, T=T) for T in (32768, 65536)]
+    return shapes
+
+
 SHAPES = [
     Shape("single", 1, 8192),
     Shape("single", 1, 32768),
@@ -111,6 +127,17 @@ SHAPES = [
     Shape("rows", 64, 8192, layout="row", S=4),
     Shape("fp8", 128, 32768, values="fp8"),
     Shape("fp8", 128, 8192, values="fp8", **WIDE),
+    Shape("shapes", 64, 32768, d_r=32),
+    Shape("shapes", 64, 8192, d_r=32, **WIDE),
+    Shape("shapes", 48, 6016, H=24, G=8, d_h=128, d_r=64),
+    Shape("shapes", 128, 32768, d_h=128, d_r=32, **SHARED),
+    Shape("shapes", 128, 16384, d_h=256, d_r=64, **SHARED),
+    Shape("shapes", 64, 16384, H=12, G=3, d_r=32),
+    Shape("shapes", 96, 4096, ragged=True),
+    Shape("shapes", 128, 8192, values="fp8", d_r=32, **WIDE),
+    Shape("shapes", 96, 10048, d_r=32, layout="row"),
+    Shape("shapes", 1, 65536, d_r=32, layout="row", **WIDE),
+    *grid(),
 ]
 
 
@@ -328,20 +355,24 @@ def main() -> None:
     parser.add_argument("--csv", type=pathlib.Path, default=pathlib.Path(__file__).parent / "results" / "decode.csv")
     parser.add_argument("--only", nargs="*", help="suites to run: " + ", ".join(sorted({s.suite for s in SHAPES})))
     parser.add_argument("--commit", help="what to record; by default that of the working tree")
+    parser.add_argument("--list", action="store_true", help="show the shapes and what they hold, and measure nothing")
     options = parser.parse_args()
+    shapes = [shape for shape in SHAPES if not options.only or shape.suite in options.only]
+    if options.list:
+        for shape in shapes:
+            print(f"{shape!s:58s} {sum(shape.lengths()) * shape.row_bytes / 2**20:6.0f} MiB")
+        return
     torch.manual_seed(0)
     if options.fa3:
         fa3.load(options.fa3)
     limit = read_limit()
     print(f"read limit {limit:.0f} GB/s")
     where = environment(options.commit)
-    for shape in SHAPES:
-        if options.only and shape.suite not in options.only:
-            continue
+    for shape in shapes:
         timing, planning, error, size = gva(shape)
         torch.cuda.empty_cache()
         # GQA pages of 16 fall off FlashAttention-3's fast path: it is compared at its own best, pages of 64.
-        peers = gqa(replace(shape, suite="", page=64, layout="separate")) if options.fa3 else {}
+        peers = gqa(replace(shape, suite="", d_r=16, page=64, layout="separate")) if options.fa3 else {}
         torch.cuda.empty_cache()
         ratio = shape.gqa_row_bytes / shape.row_bytes
         best = min(peers, key=peers.get) if peers else ""
