@@ -4,7 +4,7 @@ the file that this names. `trust_remote_code` runs that file, which finds the cl
 import copy
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 DISTRIBUTION = "grouped-value-attention"
 FILE = "modeling_gva.py"
@@ -35,6 +35,8 @@ class Registered:
 
 class SavedWithCode(Registered):
     """A config whose folder says where its classes are."""
+
+    auto_map: ClassVar[dict[str, str]] = {}  # of a config itself nothing, for those who ask (TRL) without looking first
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
         """As in transformers, and beside config.json the file that its `auto_map` names."""
