@@ -17,6 +17,7 @@ BENCHMARKS = {
     "train": (),
     "serving": ("vllm",),
     "fp8-error": (),
+    "checkpoint": (),
 }
 HOW_TO_GET = {
     "gpu": "an NVIDIA GPU that torch sees",
