@@ -31,7 +31,9 @@ ARROWS = {
     "weights": {"run"},
     "data": {"run", "errors"},
     "model": {"attention", "caches", "config", "remote", "weights"},
-    "convert": {"model", "config", "weights", "run"},
+    "convert": {
+        "model", "config", "attention", "evaluate", "data", "diagnostics", "weights", "run", "errors",
+    },
     "diagnostics": {"attention", "caches"},
     "check": {"model", "config", "cost", "diagnostics"},
     "paged": {"attention", "ops", "errors"},

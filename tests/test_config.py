@@ -88,13 +88,16 @@ def test_widths():
         ),
         ({"rope_dim": 15}, r"rope_dim=15: must be even"),
         ({"rope_dim": 64, "rope_allocation": "carved"}, r"rope_dim=64: a carved slice must be smaller than .*additive"),
-        ({"attention": "mla", "rope_dim": 80}, r"rope_dim=80: a carved slice must be smaller than value_head_dim=64"),
+        (
+            {"attention": "mla", "rope_dim": 80, "rope_allocation": "carved"},
+            r"rope_dim=80: a carved slice must be smaller than value_head_dim=64",
+        ),
         ({"attention": "gq"}, r"attention='gq': must be one of .*did you mean 'gqa'"),
         ({"positional": "rotary"}, r"positional='rotary': must be one of \['decoupled', 'rope'\]"),
         ({"attention": "gqa", "positional": "decoupled"}, r"positional='decoupled': must be one of \['rope'\]"),
         ({"attention": "mla", "positional": "rope"}, r"positional='rope': must be one of \['decoupled'\]"),
         (
-            {"attention": "mla", "rope_allocation": "additive"},
+            {"attention": "gta", "rope_allocation": "additive"},
             r"rope_allocation='additive': must be one of \['carved'\]",
         ),
         ({"map_init": "xavier"}, r"map_init='xavier': must be one of"),

@@ -125,9 +125,9 @@ def test_the_cache_of_one_rank(variant, fields, on_each_of):
 
 
 def test_a_row_that_cannot_be_had_says_why():
-    narrow = GvaConfig(hidden_size=64, num_attention_heads=4, attention="gqa", value_head_dim=16)
-    rows = cost.table(narrow, ["mla", "gqa"])
-    assert "rope_dim=16: a carved slice must be smaller" in rows[0]["error"]
+    narrow = GvaConfig(hidden_size=64, num_attention_heads=4, attention="gqa", value_head_dim=2)
+    rows = cost.table(narrow, ["gta", "gqa"])
+    assert "value_head_dim=2: gta rotates half of a head" in rows[0]["error"]
     assert rows[1]["cache_saved_against_gqa"] == 0
 
 

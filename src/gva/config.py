@@ -88,7 +88,7 @@ class GvaConfig(SavedWithCode, PreTrainedConfig):
     attention: mha | mqa | gqa | mla | shared_kv | gva | gta, or one that was registered.
     positional: 'rope' rotates whole heads; 'decoupled' adds one shared rotated slice (gva, mla, gta).
     rope_dim: d_r, the width of that slice. rope_allocation: 'carved' takes it out of the head (d_n = d_h - d_r),
-        'additive' puts it beside (d_n = d_h; gva only); by default carved wherever the head is wider.
+        'additive' puts it beside (d_n = d_h; gva and mla); by default carved wherever the head is wider.
     map_init: 'scale_matched' or 'standard' start of the maps M_h, or 'none': no maps, values are keys (gva only).
     query_norm: RMSNorm over each whole query head, one gain shared by the heads.
     latent_dim: d_c of mla, by default G d_h. latent_norm: False leaves out the norm of the latent.

@@ -134,6 +134,17 @@ def test_gva_options_equal_algorithm_1(allocation, query_norm):
         np.testing.assert_allclose(run(module, config, x, form, cached=True), want, rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("form", ["expanded", "absorbed"])
+def test_a_slice_beside_the_heads_of_mla_equals_numpy(form):
+    config = tiny_config("mla", rope_allocation="additive", rope_dim=40, output_bias=True)
+    assert config.score_dim == config.value_head_dim + 40
+    module, weights = module_and_weights(config)
+    x = torch.randn(1, T, config.hidden_size, dtype=torch.float64)
+    want = expected(config, x, weights)
+    for cached in (False, True):
+        np.testing.assert_allclose(run(module, config, x, form, cached=cached), want, rtol=0, atol=1e-10)
+
+
 @pytest.mark.parametrize("allocation", ["carved", "additive"])
 @pytest.mark.parametrize("attention", ["gva_untied", "gva_look_back"])
 def test_other_keys_beside_a_slice_equal_numpy(attention, allocation):

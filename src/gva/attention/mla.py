@@ -1,7 +1,7 @@
 """Multi-head latent attention (arXiv 2405.04434): one latent and one shared rotated slice are cached.
 
 Full-rank query; joint latent of width d_c, normalised before it is cached, unless latent_norm=False leaves that out;
-d_n = d_h - d_r; values d_h wide.
+d_n = d_h - d_r, or d_h where the slice is additive; values d_h wide.
 
     c        = norm(x W_DKV)          [.., 1, d_c]     cached
     k_rope   = rot(x W_r)             [.., d_r]        cached
@@ -21,6 +21,7 @@ from gva.attention.rope import Rotation
 
 class LatentAttention(DecoupledAttention):
     state_is_value = False
+    allocations = ("carved", "additive")
     fields = ("latent_dim",)
     latent_norm: Any
     k_up_proj: Any

@@ -8,6 +8,7 @@ from gva.cli import (
     chat,
     check,
     compare,
+    convert,
     cost,
     data,
     evaluate,
@@ -21,7 +22,22 @@ from gva.cli import (
 from gva.cli.parser import Parser
 from gva.text import printable
 
-COMMANDS = (cost, data, train, evaluate, compare, report, figures, generate, importing, serve, chat, bench, check)
+COMMANDS = (
+    cost,
+    data,
+    train,
+    evaluate,
+    compare,
+    report,
+    figures,
+    generate,
+    importing,
+    convert,
+    serve,
+    chat,
+    bench,
+    check,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
