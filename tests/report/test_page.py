@@ -20,8 +20,8 @@ pytest.importorskip("plotly", reason="plotly draws the page: pip install 'groupe
 
 FIVE = {"hellaswag": 0.40, "winogrande": 0.52, "openbookqa": 0.30, "arc_easy": 0.50, "arc_challenge": 0.28}
 DECODE = Path(__file__).parents[2] / "benchmarks" / "results" / "decode.csv"
-ALWAYS = ["training-loss", "gap", "loss-forest", "pareto", "in-context", "induction", "previous-token", "key-scale",
-          "positions"]  # fmt: skip
+ALWAYS = ["valid-loss", "training-loss", "gap", "loss-forest", "pareto", "in-context", "induction", "previous-token",
+          "key-scale", "key-scale-layers", "positions"]  # fmt: skip
 
 
 def panels(html):
@@ -64,7 +64,7 @@ def test_panels_with_data_are_there(full, capsys):
     assert set(panels(html)) == {*ALWAYS, "shared-kv", "accuracy-forest", "rates", "decode", *tasks}
     assert "ranks nothing" not in html
     assert "<b>higher validation loss than GQA:</b> Shared KV, GVA + DRoPE 16" in html
-    assert "for each row by itself, not corrected for comparing 2 rows." in html.partition("<nav")[0]
+    assert "for each row by itself, not corrected for 2 comparisons." in html.partition("<nav")[0]
     shown = capsys.readouterr().out
     assert shown.rstrip().endswith("index.html")
     assert "gva-drope-16" in shown

@@ -5,7 +5,7 @@ import io
 
 import pytest
 
-from gva.report import tables
+from gva.report import numbers, tables
 from gva.report.curves import DRAWN, curve_rows, task_score
 from gva.report.page import markdown
 from gva.run.metrics import record
@@ -138,7 +138,7 @@ def test_decode_speed_is_told_where_it_was_measured(tmp_path):
     assert "bfloat16; torch 2.11.0. Where keys are rebuilt, " in table.note
     assert table.note.endswith(" MHA not measured: OutOfMemoryError: CUDA out of memory.")
     assert "## Decode speed\n\n|" in markdown(results)
-    rows = list(csv.DictReader(io.StringIO(tables.csv_text(tables.speed_rows(results)))))
+    rows = list(csv.DictReader(io.StringIO(numbers.csv_text(numbers.speed_rows(results)))))
     assert {row["row"]: row["against_baseline"] for row in rows} == {
         "gqa": "1.0", "gva-drope-16": "1.73", "shared-kv": "", "mha": "",
     }  # fmt: skip
@@ -155,11 +155,11 @@ def test_markdown_tables_are_whole(three):
 
 def test_the_numbers_are_in_the_csvs(three):
     read = {
-        name: list(csv.DictReader(io.StringIO(tables.csv_text(rows))))
+        name: list(csv.DictReader(io.StringIO(numbers.csv_text(rows))))
         for name, rows in (
-            ("runs", tables.run_rows(three)),
-            ("differences", tables.difference_rows(three)),
-            ("accuracy", tables.accuracy_rows(three)),
+            ("runs", numbers.run_rows(three)),
+            ("differences", numbers.difference_rows(three)),
+            ("accuracy", numbers.accuracy_rows(three)),
         )
     }
     assert len(read["runs"]) == 9

@@ -42,7 +42,7 @@ def _write_all(path: Path, arguments: argparse.Namespace) -> int:
     for name, value in given.items():
         check(not value, name, str(value), f"goes with folders; {path} says what is reported, so give it alone")
     for name, report in read_reports(path).items():
-        write(report.folders, (arguments.out or path.with_suffix("")) / name, report.baseline, arguments.decode_csv)
+        _write(report.load(), (arguments.out or path.with_suffix("")) / name, arguments.decode_csv)
     return 0
 
 
@@ -50,12 +50,16 @@ def write(
     folders: list[Path], out: Path, baseline: str | None, decode_csv: Path | None, baseline_needed: bool = True
 ) -> None:
     """Read the runs, write every file of the report, print the summary and where it is."""
+    from gva.study.results import load
+
+    _write(load(folders, baseline, baseline_needed), out, decode_csv)
+
+
+def _write(results: Any, out: Path, decode_csv: Path | None) -> None:
     from gva.report import write_report
     from gva.report.tables import summary_text
-    from gva.study.results import load
     from gva.text import printable
 
-    results = load(folders, baseline, baseline_needed)
     written = write_report(results, out, decode_csv)
     print(f"\n{printable(summary_text(results))}\n")
     print(f"report: {written}")

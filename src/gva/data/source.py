@@ -19,3 +19,19 @@ def open_data(folder: Path, split: str = "train") -> Dataset:
 def make_batches(dataset: Dataset, length: int, batch: int, seed: int, document_mask: bool = False) -> Batches:
     kind = RecallBatches if isinstance(dataset, Recall) else Batches
     return kind(dataset, length, batch, seed, document_mask)  # type: ignore[arg-type]
+
+
+def described(dataset: Dataset) -> str:
+    """What a run on it learns from, in words: how much, of which vocabulary, and where it came from."""
+    index = dataset.index
+    source = {name: value for name, value in index["provenance"].items() if name != "gva" and value is not None}
+    told = "; ".join(
+        f"{name}: {_listed(value) if isinstance(value, list) else value}" for name, value in source.items()
+    )
+    counts = " and ".join(f"{tokens:,} {split} tokens" for split, tokens in index["tokens"].items()) or "Fresh tokens"
+    return f"{counts} of a vocabulary of {index['vocab_size']:,}, from {told}"
+
+
+def _listed(names: list[str], most: int = 8) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(str, names[:most])) + more

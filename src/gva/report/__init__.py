@@ -10,24 +10,24 @@ from gva.study.results import Results
 
 def write_report(results: Results, out: Path, decode_csv: Path | None = None) -> Path:
     """Write the report into `out` and return its main file: the page, or the Markdown where plotly is missing."""
-    from gva.report import curves, tables
+    from gva.report import curves, numbers
     from gva.report.page import markdown, page
     from gva.report.scale import write_figures
 
     out.mkdir(parents=True, exist_ok=True)
-    numbers = {
-        "runs": tables.run_rows(results),
-        "differences": tables.difference_rows(results),
-        "accuracy": tables.accuracy_rows(results),
-        "costs": tables.cost_rows(results),
-        "rates": tables.rate_rows(results),
-        "decode": tables.speed_rows(results),
+    written = {
+        "runs": numbers.run_rows(results),
+        "differences": numbers.difference_rows(results),
+        "accuracy": numbers.accuracy_rows(results),
+        "costs": numbers.cost_rows(results),
+        "rates": numbers.rate_rows(results),
+        "decode": numbers.speed_rows(results),
         "curves": curves.curve_rows(results),
     }
-    for name, rows in numbers.items():
+    for name, rows in written.items():
         path = out / f"{name}.csv"
         if rows:
-            write_atomically(path, tables.csv_text(rows))
+            write_atomically(path, numbers.csv_text(rows))
         else:
             remove(path)  # of an earlier report of other runs
     write_figures(out)

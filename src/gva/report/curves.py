@@ -62,12 +62,26 @@ induction = events("diagnostics", lambda line: line["first_copy_loss"] - line["s
 previous_token = events("diagnostics", lambda line: max(max(layer) for layer in line["previous_token_attention"]))
 
 
+def _key_scales(line: dict[str, Any]) -> dict[int, float]:
+    """RMS of content keys over that of queries, by layer from 1 on."""
+    scales = enumerate(line["qk_scales"], 1)
+    return {layer: s["k_nope"] / s["q_nope"] for layer, s in scales if s["k_nope"] is not None and s["q_nope"]}
+
+
 def _key_scale(line: dict[str, Any]) -> float | None:
-    ratios = [s["k_nope"] / s["q_nope"] for s in line["qk_scales"] if s["k_nope"] is not None and s["q_nope"]]
-    return sum(ratios) / len(ratios) if ratios else None
+    """Their mean over the layers but the first, which is far from the others and would hide in it."""
+    scales = _key_scales(line)
+    later = [scale for layer, scale in scales.items() if layer > 1] or list(scales.values())
+    return sum(later) / len(later) if later else None
 
 
 key_scale = events("diagnostics", _key_scale)
+first_key_scale = events("diagnostics", lambda line: _key_scales(line).get(1))
+
+
+def key_scale_by_layer(run: Run) -> dict[int, float]:
+    last = max(run.of_kind("diagnostics"), key=lambda line: line["step"], default=None)
+    return _key_scales(last) if last else {}
 
 
 def along(row: ComparedRow, read: Reader, tokens: bool = False) -> list[Curve]:
@@ -101,6 +115,7 @@ DRAWN: dict[str, Reader] = {
     "induction_score": induction,
     "previous_token_attention": previous_token,
     "key_scale": key_scale,
+    "key_scale_of_first_layer": first_key_scale,
 }
 
 

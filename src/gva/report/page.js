@@ -1,7 +1,7 @@
-"use strict";
 (() => {
-  const { palette, plots } = JSON.parse(document.getElementById("data").textContent);
+  const { palette, plots, rows, lead, baseline, many } = JSON.parse(document.getElementById("data").textContent);
   const hidden = new Set();
+  let picked = null;  // the row that stands out; else the two of `lead`, where rows are many
   const system = matchMedia("(prefers-color-scheme: dark)");
   const theme = () => document.documentElement.dataset.theme || (system.matches ? "dark" : "light");
 
@@ -16,23 +16,22 @@
 
   /** The look that all plots share. */
   function layoutOf(figure, colors) {
-    const { zero, zero_x: zeroX, level, ...own } = figure.layout;
+    const { zero_x: zeroX, levels = [], ...own } = figure.layout;
     const axis = {
       gridcolor: colors.line, zeroline: false, linecolor: colors.axis, ticks: "", automargin: true,
       tickfont: { color: colors.soft, size: 12 }, title: { font: { color: colors.soft, size: 13 }, standoff: 10 },
     };
     const line = (extra) => ({ type: "line", line: { color: colors.soft, width: 1.2, dash: "dot" }, ...extra });
     const shapes = [], annotations = [];
-    if (zero) shapes.push(line({ xref: "paper", x0: 0, x1: 1, y0: 0, y1: 0 }));
-    if (level) shapes.push(line({ xref: "paper", x0: 0, x1: 1, y0: level.y, y1: level.y }));
+    for (const { y } of levels) shapes.push(line({ xref: "paper", x0: 0, x1: 1, y0: y, y1: y }));
     if (zeroX) {
       shapes.push(line({ yref: "paper", y0: 0, y1: 1, x0: 0, x1: 0 }));
       annotations.push({ showarrow: false, font: { color: colors.soft, size: 12 }, yref: "paper", y: 1, yanchor: "bottom", x: 0, text: zeroX });
     }
     return {
       font: { family: getComputedStyle(document.body).fontFamily, size: 13, color: colors.ink },
-      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false, hovermode: "x unified",
-      hoverlabel: { bgcolor: colors.card, bordercolor: colors.axis, font: { color: colors.ink, size: 13 } },
+      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false, hovermode: lead.length ? "closest" : "x unified",
+      hoverlabel: { namelength: -1, bgcolor: colors.card, bordercolor: colors.axis, font: { color: colors.ink, size: 13 } },
       legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, font: { color: colors.soft, size: 12 } },
       margin: { l: 56, r: 16, t: zeroX ? 24 : 12, b: 44 }, ...own, shapes, annotations,
       xaxis: { ...axis, ...own.xaxis, title: { ...axis.title, ...own.xaxis.title } },
@@ -40,70 +39,103 @@
     };
   }
 
-  /** Where names stand: lines are named in the right margin, points beside themselves. */
-  function named(div, figure, colors) {
-    const { xaxis, yaxis } = div._fullLayout, { zero, level } = figure.layout;
-    const inside = (value, axis) => { const p = axis.d2p(value); return p >= -1 && p <= axis._length + 1; };
-    const found = [];
-    const add = (text, x, y, color, right) => found.push({ text, color, right, x, at: yaxis.d2p(y) });
-    for (const { x, y, mode, meta } of figure.data) {
-      if (!meta?.label || hidden.has(meta.row)) continue;
-      const last = x.findLastIndex((value, i) => inside(value, xaxis) && inside(y[i], yaxis));
-      if (last < 0) continue;
-      const lines = mode.startsWith("lines");
-      add(meta.label, lines ? 1 : xaxis.d2p(x[last]) / xaxis._length, y[last], colors[`row:${meta.row}`], lines || meta.side !== "left");
-    }
-    if (zero && inside(0, yaxis)) add(zero, 1, 0, colors.soft, true);
-    if (level && inside(level.y, yaxis)) add(level.text, 1, level.y, colors.soft, true);
-    return found;
+  /** How a row is seen beside the others: one that was picked, and the baseline, stand out; else those of `lead`. */
+  function strength(row, crowded) {
+    if (row === undefined || row === null) return "plain";
+    if (picked !== null) return row === picked || row === baseline ? "strong" : "faint";
+    return !crowded ? "plain" : lead.includes(row) ? "strong" : "quiet";
   }
 
-  /** Names as annotations, pushed apart where they would overlap. */
-  function labels(div, figure, colors) {
-    const found = named(div, figure, colors), length = div._fullLayout.yaxis._length, pitch = 16;
-    for (const side of [true, false]) {
-      const group = found.filter((item) => item.right === side).sort((a, b) => a.at - b.at);
-      group.forEach((item, i) => { item.place = i ? Math.max(item.at, group[i - 1].place + pitch) : item.at; });
-      group.reduceRight((limit, item) => (item.place = Math.min(item.place, limit)) - pitch, length - 6);
-    }
-    return found.map(({ text, color, right, x, place }) => ({
-      text, xref: "paper", yref: "paper", x, y: 1 - place / length, xanchor: right ? "left" : "right", xshift: right ? 9 : -9,
-      yanchor: "middle", showarrow: false, font: { color, size: 12.5 },
-    }));
+  const STRENGTH = { strong: 1, plain: 1, quiet: 0.5, faint: 0.22 };
+
+  /** The traces as they are seen now, what stands out on top; of what does not, no seeds. */
+  function seen(traces, crowded) {
+    const drawn = traces.filter((trace) => !hidden.has(trace.meta?.row)).map((trace) => {
+      const lines = trace.mode.startsWith("lines"), how = strength(trace.meta?.row, crowded), opacity = STRENGTH[how];
+      if (how === "plain") return { trace, how };
+      const line = lines && { ...trace.line, width: trace.meta.seed ? 1 : how === "strong" ? 2.8 : 1.4 };
+      const visible = !(lines && trace.meta.seed && how !== "strong");
+      return { how, trace: { ...trace, opacity: opacity * (trace.opacity ?? 1), visible, ...(lines && { line }) } };
+    });
+    return [...drawn].sort((a, b) => (a.how === "strong") - (b.how === "strong")).map(({ trace }) => trace);
+  }
+
+  /** On a narrow card the names of a category axis stand above their marks, not beside them. */
+  function categoriesInside(layout, colors) {
+    layout.yaxis = { ...layout.yaxis, showticklabels: false };
+    layout.margin.l = 8;
+    for (const name of layout.yaxis.categoryarray) layout.annotations.push({
+      xref: "paper", x: 0, xanchor: "left", yref: "y", y: name, yanchor: "bottom", yshift: 5, showarrow: false, borderpad: 0,
+      bgcolor: colors.card, text: name, font: { color: colors.soft, size: 11.5 },
+    });
   }
 
   async function draw(card) {
     const { figure, height, views } = plots[card.dataset.plot];
-    const div = card.querySelector(".plot"), colors = palette[theme()], narrow = card.clientWidth < 430;
-    const layout = { ...layoutOf(figure, colors), height };
-    const told = figure.data.filter((trace) => trace.meta?.label);
-    const beside = told.filter((trace) => trace.mode.startsWith("lines")).map((trace) => trace.meta.label);
-    if (figure.layout.level) beside.push(figure.layout.level.text);
-    const naming = !narrow && (told.length > 0 || beside.length > 0);
-    if (naming) layout.margin.r += 7.2 * Math.max(0, ...beside.map((text) => text.length));
+    const div = card.querySelector(".plot"), colors = palette[theme()], layout = layoutOf(figure, colors);
+    const planned = labels.plan(figure, (row) => !hidden.has(row), card, rows);
+    const crowded = lead.length > 0 && planned.told.length > many && planned.told.some((trace) => trace.mode.startsWith("lines"));
+    const look = (row) => {
+      const how = strength(row, crowded);
+      const opacity = how === "quiet" ? 0.85 : how === "faint" ? 0.4 : 1;
+      return { color: row === undefined ? colors.soft : colors[`row:${row}`], opacity, strong: how === "strong" };
+    };
+    layout.height = Math.max(height, planned.height);
+    layout.margin.r += planned.margin;
+    if (card.clientWidth < 520 && layout.yaxis.categoryarray) categoriesInside(layout, colors);
     const view = Number(card.querySelector("[data-view][aria-pressed=true]")?.dataset.view ?? 0);
-    if (views.length) layout.yaxis = { ...layout.yaxis, range: views[view] ?? undefined, autorange: !views[view] };
-    const data = painted(figure.data.filter((trace) => !hidden.has(trace.meta?.row)), colors);
+    for (const axis of views.length ? ["xaxis", "yaxis"] : [])
+      layout[axis] = { ...layout[axis], range: views[view]?.[axis], autorange: !views[view]?.[axis] };
+    div.style.height = `${layout.height}px`;
+    const data = painted(seen(figure.data, crowded), colors);
     await Plotly.react(div, data, layout, { responsive: true, displaylogo: false, displayModeBar: false, doubleClick: "reset+autosize" });
-    if (naming) await Plotly.relayout(div, { annotations: [...layout.annotations, ...labels(div, figure, colors)] });
+    if (planned.told.length || figure.layout.levels?.length) {
+      const added = labels.annotations(div, figure, planned, look);
+      await Plotly.relayout(div, { annotations: [...layout.annotations, ...added] });
+    }
+    labels.key(card, planned, look, rows);
+    if (!div.dataset.heard) div.on("plotly_clickannotation", ({ annotation }) => annotation.name in rows && pick(annotation.name));
+    div.dataset.heard = "yes";
   }
 
   const cards = [...document.querySelectorAll("[data-plot]")];
   const drawAll = async () => { for (const card of cards) await draw(card); };
 
+  /** Make a row stand out everywhere, or, if it does, no row. */
+  function pick(row) {
+    picked = picked === row ? null : row;
+    for (const part of document.querySelectorAll("[data-row]")) {
+      const here = part.dataset.row === picked;
+      part.classList.toggle("picked", here);
+      part.querySelector(".pick")?.setAttribute("aria-pressed", here);
+    }
+    told();
+    drawAll();
+  }
+
+  /** What stands out, beside the count of rows. */
+  function told() {
+    const place = document.getElementById("picked");
+    const names = (picked === null ? lead : [picked]).map((row) => rows[row].label);
+    if (place) place.textContent = names.length ? ` · ${names.join(" and ")} ${names.length > 1 ? "stand" : "stands"} out` : "";
+  }
+
   function listen() {
+    told();
     document.getElementById("theme").addEventListener("click", () => {
       document.documentElement.dataset.theme = theme() === "dark" ? "light" : "dark";
       drawAll();
     });
     system.addEventListener("change", drawAll);
-    for (const chip of document.querySelectorAll(".chip")) chip.addEventListener("click", () => {
-      const row = chip.dataset.row, on = hidden.has(row);
-      on ? hidden.delete(row) : hidden.add(row);
-      chip.setAttribute("aria-pressed", on);
-      for (const part of document.querySelectorAll("tr[data-row], .bar[data-row]")) if (part.dataset.row === row) part.hidden = !on;
+    for (const box of document.querySelectorAll(".shown")) box.addEventListener("change", () => {
+      const row = box.parentElement.dataset.row;
+      box.checked ? hidden.delete(row) : hidden.add(row);
+      for (const part of document.querySelectorAll("tr[data-row], .bar[data-row]")) if (part.dataset.row === row) part.hidden = !box.checked;
       drawAll();
     });
+    for (const button of document.querySelectorAll(".pick")) button.addEventListener("click", () => pick(button.parentElement.dataset.row));
+    const legend = document.querySelector(".legend");
+    if (legend && innerWidth < 820) legend.open = false;
     for (const button of document.querySelectorAll("[data-view]")) button.addEventListener("click", () => {
       for (const other of button.parentElement.children) other.setAttribute("aria-pressed", other === button);
       draw(button.closest("[data-plot]"));

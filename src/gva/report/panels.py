@@ -10,17 +10,19 @@ from typing import Any
 from gva import cost
 from gva.report import curves
 from gva.report.curves import Curve, Reader
-from gva.report.style import Style, drawn, label, styles
+from gva.report.style import MANY, Style, drawn, label, styles
 from gva.study.results import ComparedRow, Results
 from gva.study.runs import TASKS, Run
 from gva.study.statistics import Estimate
 
 SETTLED = 0.1  # the share of a run that is left out of view at first, its losses being far above the rest
+Ranges = dict[str, list[float]]  # by axis
 
 
 @dataclass
 class Plot:
-    """One picture: `figure` has data and layout; `views` name other y ranges that a button shows."""
+    """One picture: `figure` has data and layout; `views` name ranges of axes, None for all there is, that buttons show,
+    the one at `view` first."""
 
     name: str
     title: str
@@ -28,7 +30,13 @@ class Plot:
     figure: dict[str, Any]
     height: int = 340
     wide: bool = False
-    views: dict[str, Any] = field(default_factory=dict)
+    views: dict[str, Ranges | None] = field(default_factory=dict)
+    view: int = 0
+
+
+def _wide(rows: list[ComparedRow]) -> dict[str, Any]:
+    """Lines of many rows need the whole width, for their names."""
+    return {"wide": len(rows) > MANY, "height": 440 if len(rows) > MANY else 340}
 
 
 def _axes(x: str, y: str, **layout: Any) -> dict[str, Any]:
@@ -48,7 +56,7 @@ def _lines(row: str, style: Style, found: list[Curve], markers: bool = False) ->
                 "hovertemplate": "%{y:.4~g}" if mean else None,
                 "line": {"color": f"@row:{row}", "width": 2.2 if mean else 1, "dash": style.dash},
                 "marker": {"size": 6, "symbol": style.symbol, "color": f"@row:{row}"},
-                "meta": {"row": row, "label": drawn(row) if mean else None},
+                "meta": {"row": row, "label": drawn(row) if mean else None, "seed": not mean},
             }
         )  # fmt: skip
     return traces
@@ -57,30 +65,52 @@ def _lines(row: str, style: Style, found: list[Curve], markers: bool = False) ->
 def _curves(
     results: Results, rows: Iterable[ComparedRow], read: Callable[[ComparedRow], list[Curve]], markers: bool = False
 ) -> list[dict[str, Any]]:
-    looks = styles(results.names)
+    looks = styles(results.rows)
     return [trace for row in rows for trace in _lines(row.name, looks[row.name], read(row), markers)]
 
 
-def _settled_range(traces: list[dict[str, Any]]) -> list[float] | None:
-    """The y range of what comes after the first steep part."""
+def _late(traces: list[dict[str, Any]], start: float, also: Iterable[float]) -> Ranges | None:
+    """The ranges that show what comes after that share of a run, and what else must be seen."""
     last = max(x for trace in traces for x in trace["x"])
-    late = [y for t in traces for x, y in zip(t["x"], t["y"], strict=True) if x > SETTLED * last]
+    late = [y for t in traces for x, y in zip(t["x"], t["y"], strict=True) if x > start * last]
     if not late:
         return None
+    late += also
     room = 0.04 * (max(late) - min(late) or 1.0)
-    return [min(late) - room, max(late) + room]
+    x = [start * last, 1.01 * last] if start > SETTLED else [0, 1.01 * last]
+    return {"xaxis": x, "yaxis": [min(late) - room, max(late) + room]}
+
+
+def _over_a_run(plot: Plot, rows: int, also: Iterable[float] = ()) -> Plot:
+    """A plot of losses: without the steep part of the run, with buttons for the whole and for where rows part."""
+    views: dict[str, Ranges | None] = {"whole run": None}
+    for name, start in ((f"after the first {SETTLED:.0%}", SETTLED), ("second half", 0.5)):
+        if (found := _late(plot.figure["data"], start, also)) is not None:
+            views[name] = found
+    plot.views = dict(reversed(views.items())) if len(views) > 1 else {}
+    plot.view = int(rows <= MANY and len(views) > 2)
+    return plot
 
 
 def training_loss(results: Results, rows: list[ComparedRow], name: str, title: str, caption: str) -> Plot:
     traces = _curves(results, rows, lambda row: curves.along(row, curves.training_loss))
-    settled = _settled_range(traces)
     layout = _axes("training step", "training loss (nats per token)")
-    if settled:
-        layout["yaxis"]["range"] = settled
     width = curves.stretch(rows[0].runs[0])
     averaged = f" Each point averages {width} logged steps." if width > 1 else ""
-    views = {f"after the first {SETTLED:.0%}": settled, "whole run": None} if settled else {}
-    return Plot(name, title, caption + averaged, {"data": traces, "layout": layout}, 420, True, views)
+    plot = Plot(name, title, (caption + averaged).strip(), {"data": traces, "layout": layout}, 440, True)
+    return _over_a_run(plot, len(rows))
+
+
+def valid_loss(results: Results) -> Plot:
+    """Validation loss over tokens, with losses of others as lines where there are any."""
+    traces = _curves(results, results.rows, partial(curves.along, read=curves.valid_loss, tokens=True), markers=True)
+    layout = _axes("training tokens", "validation loss (nats per token)")
+    layout["levels"] = [{"y": y, "text": drawn(name)} for name, y in results.references]
+    caption = "On text held out from training."
+    if any(len(row.runs) > 1 for row in results.rows):
+        caption += " Thin lines are seeds, the thick one is their mean."
+    plot = Plot("valid-loss", "Validation loss", caption, {"data": traces, "layout": layout}, 440, True)
+    return _over_a_run(plot, len(results.rows), [y for _, y in results.references])
 
 
 def _gap(results: Results, read: Reader, name: str, title: str, x: str, caption: str) -> Plot | None:
@@ -88,8 +118,8 @@ def _gap(results: Results, read: Reader, name: str, title: str, x: str, caption:
     rows = [row for row in results.rows if row.name != results.baseline]
     traces = _curves(results, rows, lambda row: curves.gap(results, row, read), markers=True)
     base = drawn(results.baseline)
-    layout = _axes(x, f"validation loss minus {base}'s (nats)", zero=base)
-    return Plot(name, title, caption, {"data": traces, "layout": layout}) if traces else None
+    layout = _axes(x, f"validation loss minus {base}'s (nats)", levels=[{"y": 0, "text": base}])
+    return Plot(name, title, caption, {"data": traces, "layout": layout}, **_wide(results.rows)) if traces else None
 
 
 def loss_gap(results: Results) -> Plot | None:
@@ -105,7 +135,7 @@ def forest(
     results: Results, read: Callable[[Run], float | None], name: str, title: str, unit: str, factor: float = 1.0
 ) -> Plot | None:
     """Each row's difference to the baseline: every seed a point, the mean with its interval."""
-    looks = styles(results.names)
+    looks = styles(results.rows)
     found = {row.name: change for row in reversed(results.rows) if (change := results.against_baseline(row, read))}
     if not found:
         return None
@@ -113,12 +143,13 @@ def forest(
     base = drawn(results.baseline)
     layout = _axes(f"{unit}, minus {base}'s", "", zero_x=base, hovermode="closest")
     layout["yaxis"] |= {"categoryorder": "array", "categoryarray": [*map(drawn, found)], "automargin": True}
-    caption = "One seed each: no interval."
+    caption = "Under the same seed." if len(found) > 1 else "Under the same seed as the reference."
     if any(change.n > 1 for change in found.values()):
         caption = "Every small mark is a seed, paired with the same seed of the reference; the large one is their mean"
         intervals = any(change.interval for change in found.values())
         caption += ", the bar its 95% interval." if intervals else ". No interval: too few seeds, or all alike."
-    return Plot(name, title, caption, {"data": traces, "layout": layout}, max(220, 120 + 38 * len(found)))
+    height = max(220, 120 + 38 * len(found))
+    return Plot(name, title, caption, {"data": traces, "layout": layout}, height, len(found) > MANY)
 
 
 def _forest_row(row: str, style: Style, change: Estimate, factor: float) -> list[dict[str, Any]]:
@@ -139,7 +170,7 @@ def _forest_row(row: str, style: Style, change: Estimate, factor: float) -> list
 def _seeds(row: str, **given: Any) -> dict[str, Any]:
     """A row's seeds as small circles."""
     marker = {"size": 6, "symbol": "circle-open", "color": f"@row:{row}"}
-    name, meta = f"{drawn(row)}, seeds", {"row": row}
+    name, meta = f"{drawn(row)}, seeds", {"row": row, "seed": True}
     return {"type": "scatter", "mode": "markers", "name": name, "marker": marker, "meta": meta, **given}
 
 
@@ -152,14 +183,17 @@ def accuracies(results: Results) -> list[Plot]:
         chance = results.scored(task)[0].get("chance")
         layout = _axes("training tokens", "accuracy (%)")
         if chance is not None:
-            layout["level"] = {"y": 100 * chance, "text": "chance"}
-        plots.append(Plot(f"task-{task}", TASKS.get(task, task), "", {"data": traces, "layout": layout}, 300))
+            layout["levels"] = [{"y": 100 * chance, "text": "chance"}]
+        figure = {"data": traces, "layout": layout}
+        plots.append(Plot(f"task-{task}", TASKS.get(task, task), "", figure, **_wide(results.rows)))
     return plots
 
 
-def pareto(results: Results) -> Plot:
+def pareto(results: Results) -> Plot | None:
     """Loss against cache bytes: every seed a point, and their mean; lower left is better."""
-    looks = styles(results.names)
+    if len(results.rows) < 2:
+        return None
+    looks = styles(results.rows)
     traces: list[dict[str, Any]] = []
     for row in results.rows:
         size, loss = cost.cache_bytes_per_token(row.config), row.valid_loss
@@ -175,15 +209,11 @@ def pareto(results: Results) -> Plot:
                 "hovertemplate": "%{x:,} bytes, %{y:.4f}<extra>" + drawn(row.name) + "</extra>",
             }
         )  # fmt: skip
-    sizes = [trace["x"][0] for trace in traces]
-    for trace in traces:  # names stand beside their points: left of the smallest cache's, and of the largest's to fit
-        trace["meta"]["side"] = "left" if trace["x"][0] in (min(sizes), max(sizes)) else "right"
     x = "cache bytes per token, all layers, bfloat16"
     layout = _axes(x, "validation loss (nats per token)", hovermode="closest")
-    layout["xaxis"]["range"] = [0, 1.15 * max(sizes)]
     caption = "Towards the lower left: less cache at less loss."
     caption += " Small circles are seeds." if any(len(row.runs) > 1 for row in results.rows) else ""
-    return Plot("pareto", "Loss against cache", caption, {"data": traces, "layout": layout}, 420, True)
+    return Plot("pareto", "Loss against cache", caption, {"data": traces, "layout": layout}, 480, True)
 
 
 def rates(results: Results) -> Plot | None:
@@ -191,7 +221,7 @@ def rates(results: Results) -> Plot | None:
     if not results.rates:
         return None
     traces = []
-    for row, style in styles(results.names).items():
+    for row, style in styles(results.rows).items():
         found = [rate for rate in results.rates if rate.row == row]
         tried = [rate.lr for rate in found for _ in rate.loss.values]
         losses = [loss for rate in found for loss in rate.loss.values.values()]
@@ -224,14 +254,21 @@ def diagnostics(results: Results) -> list[Plot]:
         ("previous-token", "Attention to the previous token", "largest weight of any head",
          "The strongest previous-token head, the first half of an induction circuit.", curves.previous_token),
         ("key-scale", "Scale of content keys over queries", "RMS of k over RMS of q",
-         "Mean over layers. One is the scale the paper's initialisation aims at.", curves.key_scale),
+         "Mean over all layers but the first, which the next panel has. The paper's initialisation aims at one.",
+         curves.key_scale),
     ]  # fmt: skip
     plots = []
     for name, title, unit, caption, read in looks:
         traces = _curves(results, results.rows, partial(curves.along, read=read), markers=True)
         if traces:
             layout = _axes("training step", unit)
-            plots.append(Plot(name, title, caption, {"data": traces, "layout": layout}))
+            plots.append(Plot(name, title, caption, {"data": traces, "layout": layout}, **_wide(results.rows)))
+    if traces := _curves(results, results.rows, partial(curves.along, read=curves.key_scale_by_layer), markers=True):
+        title, caption = "Scale of content keys over queries, by layer", "At the end of training, from the first layer."
+        layout = _axes("layer", "RMS of k over RMS of q", levels=[{"y": 1, "text": "equal"}])
+        layout["xaxis"] |= {"dtick": 1}
+        figure = {"data": traces, "layout": layout}
+        plots.append(Plot("key-scale-layers", title, caption, figure, **_wide(results.rows)))
     return plots
 
 
@@ -267,8 +304,8 @@ def decode_speed(path: Path) -> Plot:
                            "color": "@accent" if values == "bf16" else "@second"},
             }
         )  # fmt: skip
-    level = {"y": 1, "text": "GQA"}
-    layout = _axes("cache read per step (MiB)", "speed-up", level=level, showlegend=True, hovermode="closest")
+    levels = [{"y": 1, "text": "GQA"}]
+    layout = _axes("cache read per step (MiB)", "speed-up", levels=levels, showlegend=True, hovermode="closest")
     layout["xaxis"] |= {"type": "log", "tickformat": "~g"}
     ratio = max(float(row["byte_ratio"]) for row in plain)
     where = f"{plain[-1]['gpu']}, {plain[-1]['date']}"

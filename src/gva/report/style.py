@@ -1,8 +1,9 @@
-"""How a row is called and drawn: the same name, colour, dash and marker in every panel of every report."""
+"""How a row is called and drawn: the same name, colour, dash and marker in every panel of a report."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from html import escape
-from itertools import cycle
+
+from gva.study.results import ComparedRow
 
 LABELS = {
     "mha": "MHA",
@@ -24,32 +25,43 @@ LABELS = {
 
 
 @dataclass(frozen=True)
+class Family:
+    """Rows that work alike: a name, and the two ends of their colours on light and on dark paper."""
+
+    name: str
+    light: tuple[str, str]
+    dark: tuple[str, str]
+
+
+# Hues after Okabe and Ito, which stay apart under the common colour deficiencies; keys and values, being the reference,
+# are ink. The shades of one family are told apart by dash and marker, and by the names at the lines.
+FAMILIES = {
+    "gqa": Family("Keys and values", ("#1f2733", "#8993a1"), ("#eef2f8", "#8492a5")),
+    "gva": Family("GVA, rotated slice", ("#0a4fc4", "#0d9f9a"), ("#5a9dff", "#4fdccb")),
+    "gva-rope": Family("GVA, rotated whole", ("#9a5b00", "#cf9400"), ("#e8951e", "#f8d86e")),
+    "shared_kv": Family("Shared KV", ("#c0390a", "#ee7a52"), ("#ff7a45", "#ffb79b")),
+    "mla": Family("MLA", ("#7a3fb0", "#b27ddf"), ("#b98cec", "#dcc6f8")),
+    "gta": Family("GTA", ("#5f6a10", "#99a43c"), ("#bfca4a", "#e4ea9e")),
+    "": Family("Others", ("#b1326f", "#e57fae"), ("#f07bb0", "#f8bcd8")),
+}
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
+SYMBOLS = (
+    "circle", "diamond", "square", "triangle-up", "cross", "star", "triangle-down", "pentagon", "x", "hexagon",
+    "triangle-left", "star-diamond", "triangle-right", "bowtie",
+)  # fmt: skip
+MANY = 8  # rows beyond which all cannot be looked at together: two stand out, and the others until one is picked
+
+
+@dataclass(frozen=True)
 class Style:
+    number: int  # its place among the rows, from 1: what stands at a line where there is no room for its name
+    family: str
     light: str
     dark: str
     dash: str
     symbol: str
 
 
-# Hues after Okabe and Ito, which stay apart under the common colour deficiencies; the reference is ink. Dash and marker
-# tell apart what hue does not.
-STYLES = {
-    "gqa": Style("#2b3440", "#e8edf4", "solid", "circle"),
-    "gva-drope-16": Style("#0061a8", "#58a9f0", "solid", "diamond"),
-    "shared-kv": Style("#c8420c", "#ff8b5e", "solid", "x"),
-    "gva-baseline": Style("#c28400", "#f0b83c", "solid", "square"),
-    "mla": Style("#7a3fb0", "#bd92ea", "solid", "triangle-up"),
-    "gva-scale-matched": Style("#00845e", "#3bcb9e", "solid", "pentagon"),
-    "gva-variance-fixed": Style("#b1447c", "#ea8fbb", "solid", "star"),
-    "gva-drope-24": Style("#3a9bd2", "#86cdf5", "dash", "diamond-tall"),
-    "shared-kv-qnorm": Style("#c8420c", "#ff8b5e", "dash", "cross"),
-    "mha": Style("#768192", "#9ba7b7", "dash", "circle-open"),
-    "mqa": Style("#8a5a3c", "#cf9d7b", "solid", "triangle-down"),
-    "gva": Style("#d6336c", "#ff7aa2", "solid", "star-diamond"),
-    "gva-drope-32": Style("#0061a8", "#58a9f0", "dash", "diamond-open"),
-    "gva-one-group": Style("#d6336c", "#ff7aa2", "dash", "star-diamond-open"),
-    "gta": Style("#74741c", "#cccc60", "solid", "hexagon"),
-}
 # What the page itself is drawn with; page.css has the same names as variables.
 THEMES = {
     "light": {
@@ -72,13 +84,38 @@ def drawn(row: str) -> str:
     return escape(label(row), quote=False).replace("{", "&#123;")
 
 
-def styles(rows: list[str]) -> dict[str, Style]:
-    """Known variants have their own; other rows take what no present row uses, dotted."""
-    free = cycle([style for name, style in STYLES.items() if name not in rows] or STYLES.values())
-    return {row: STYLES[row] if row in STYLES else replace(next(free), dash="dot") for row in rows}
+def family(row: ComparedRow) -> str:
+    """The key of a row's family, from what its attention is."""
+    attention = {"mha": "gqa", "mqa": "gqa"}.get(row.config.attention, row.config.attention)
+    if attention == "gva" and row.config.positional == "rope":
+        return "gva-rope"
+    return attention if attention in FAMILIES else ""
 
 
-def palette(rows: list[str]) -> dict[str, dict[str, str]]:
+def styles(rows: list[ComparedRow]) -> dict[str, Style]:
+    """By name of row: a shade of its family, and the dash and marker that no neighbouring shade has."""
+    members: dict[str, list[str]] = {}
+    for row in rows:
+        members.setdefault(family(row), []).append(row.name)
+    found = {}
+    for number, row in enumerate(rows, 1):
+        key = family(row)
+        place, last = members[key].index(row.name), len(members[key]) - 1
+        light, dark = (
+            _between(*ends, place / last if last else 0.0) for ends in (FAMILIES[key].light, FAMILIES[key].dark)
+        )
+        dash, symbol = DASHES[place % len(DASHES)], SYMBOLS[(number - 1) % len(SYMBOLS)]
+        found[row.name] = Style(number, key, light, dark, dash, symbol)
+    return found
+
+
+def _between(start: str, end: str, share: float) -> str:
+    """The colour at that share of the way between two."""
+    pairs = [(int(start[i : i + 2], 16), int(end[i : i + 2], 16)) for i in (1, 3, 5)]
+    return "#" + "".join(f"{round(a + share * (b - a)):02x}" for a, b in pairs)
+
+
+def palette(rows: list[ComparedRow]) -> dict[str, dict[str, str]]:
     """Colours by theme and name; a row's is under `row:NAME`."""
     drawn = styles(rows)
     return {

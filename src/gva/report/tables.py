@@ -1,7 +1,5 @@
 """The tables of a report: shown ones as HTML and Markdown, and the numbers behind them as CSV."""
 
-import csv
-import io
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -26,24 +24,41 @@ class Table:
     header: list[str]
     rows: list[tuple[str, bool, list[str]]]
     note: str = ""
+    text: tuple[int, ...] = ()  # columns of words: set from the left, and broken where they are long
 
     def markdown(self, written: Callable[[str], str] = str) -> str:
         """`written` makes Markdown of a text: `plain` of what may be another's, while ours stays as it is."""
-        lines = [_line(self.header, written), _line(["---", *["---:"] * (len(self.header) - 1)])]
+        sides = ["---" if i in (0, *self.text) else "---:" for i in range(len(self.header))]
+        lines = [_line(self.header, written), _line(sides)]
         lines += [_line([f"· {cells[0]}" if seed else cells[0], *cells[1:]], written) for _, seed, cells in self.rows]
         return "\n".join(lines) + (f"\n\n{written(self.note)}" if self.note else "")
 
     def html(self) -> str:
-        head = "".join(f"<th>{escape(text)}</th>" for text in self.header)
+        sides = [" class=text" if i in self.text else "" for i in range(len(self.header))]
+        head = "".join(f"<th{side}>{escape(text)}</th>" for side, text in zip(sides, self.header, strict=True))
         body = []
         for row, seed, cells in self.rows:
             swatch = "" if seed else f'<i class="swatch" style="--c:var(--row-{css_name(row)})"></i>'
             first = f"<th>{swatch}{escape(cells[0])}</th>"
-            rest = "".join(f"<td>{escape(text)}</td>" for text in cells[1:])
+            rest = "".join(self._cell(i, text) for i, text in enumerate(cells) if i)
             body.append(f'<tr{" class=seed" if seed else ""} data-row="{escape(row)}">{first}{rest}</tr>')
         note = f'<p class="note">{escape(self.note)}</p>' if self.note else ""
-        table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+        words = " class=words" if self.text else ""
+        table = f"<table{words}><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
         return f'<div class="scroll">{table}</div>{note}'
+
+    def _cell(self, column: int, text: str) -> str:
+        """A cell of a table with words knows its header: on a narrow page it stands alone."""
+        if column in self.text:
+            return f"<td class=text>{escape(text)}</td>"
+        head = f' data-head="{escape(self.header[column])}"' if self.text else ""
+        return f"<td{head}>{escape(text)}</td>"
+
+
+def filled(header: list[str], rows: list[tuple[str, bool, list[str]]], note: str = "") -> Table:
+    """A table without the columns in which no row has anything: of one row alone, what it is compared with."""
+    kept = [i for i in range(len(header)) if i == 0 or any(cells[i] not in ("", "—") for _, _, cells in rows)]
+    return Table([header[i] for i in kept], [(row, seed, [cells[i] for i in kept]) for row, seed, cells in rows], note)
 
 
 def _line(cells: Iterable[str], written: Callable[[str], str] = str) -> str:
@@ -124,23 +139,41 @@ def valid_loss(run: Run) -> float:
 
 
 def loss_table(results: Results) -> Table:
-    against = label(results.baseline)
-    header = ["", "seeds", "learning rate", "validation loss", "bits per byte", f"against {against}", "at 95%"]
+    found = {row.name: results.against_baseline(row, valid_loss) for row in results.rows}
+    judged = _judged(found.values())
+    header = ["", "seeds", "learning rate", "validation loss", "bits per byte", f"against {label(results.baseline)}"]
     rows = []
     for row in results.rows:
-        change = results.against_baseline(row, valid_loss)
+        change = found[row.name]
         bits = row.measure(lambda run: run.last_eval["bits_per_byte"])
         cells = [label(row.name), str(len(row.runs)), f"{row.lr:g}", spread(row.valid_loss, 4)]
         cells += [spread(bits, 4) if bits else "", difference(change, 4) if change else "—", verdict(change) or "—"]
-        rows.append((row.name, False, cells))
-    others, tokens = len(results.rows) - 1, results.runs[0].last_eval["valid_tokens"]
-    note = (
-        f"Nats per token on the same {tokens:,} held-out tokens at the end of training, mean ± standard deviation over "
-        "seeds. Differences are paired by seed; the interval is Student's, from three seeds on, for each row by itself"
-        + (f" (not corrected for comparing {others} rows)" if others > 1 else "")
-        + ". It covers the seeds, not the choice of text."
-    )
-    return Table(header, rows, note)
+        rows.append((row.name, False, cells if judged else cells[:-1]))
+    tokens = results.runs[0].last_eval["valid_tokens"]
+    note = f"Nats per token on the same {tokens:,} held-out tokens at the end of training{_deviations(results)}."
+    if any(found.values()):
+        note += f" Differences are {'paired by' if _deviations(results) else 'taken under the same'} seed."
+    if judged:
+        note += (
+            f" The interval is Student's at 95%, from three seeds on, {uncorrected(results)}. It covers the seeds, not "
+            "the choice of text."
+        )
+    return filled([*header, "at 95%"] if judged else header, rows, note)
+
+
+def _judged(found: Iterable[Estimate | None]) -> bool:
+    """Whether there is an interval among these differences, or seeds enough for one."""
+    return any(change is not None and change.n >= FEWEST for change in found)
+
+
+def _deviations(results: Results) -> str:
+    return ", mean ± standard deviation over seeds" if any(len(row.runs) > 1 for row in results.rows) else ""
+
+
+def uncorrected(results: Results) -> str:
+    """Intervals of many rows: some would leave out zero by chance."""
+    others = len(results.rows) - 1
+    return "for each row by itself" + (f", not corrected for {others} comparisons" if others > 1 else "")
 
 
 def accuracy_table(results: Results) -> Table | None:
@@ -149,30 +182,33 @@ def accuracy_table(results: Results) -> Table | None:
     if not tasks:
         return None
     names = {task: TASKS.get(task, task) for task in tasks}
-    header = ["", *names.values(), "Avg.", f"against {label(results.baseline)}", "at 95%"]
+    changes = {row.name: results.against_baseline(row, results.average) for row in results.rows}
+    judged = _judged(changes.values())
+    last = [f"against {label(results.baseline)}", "at 95%"][: 2 if judged else 1]
     rows: list[tuple[str, bool, list[str]]] = []
     for row in results.rows:
-        found = [row.measure(lambda run, task=task: _score(run, task)) for task in tasks]  # type: ignore[misc]
-        average, change = row.measure(results.average), results.against_baseline(row, results.average)
+        found = [row.measure(lambda run, task=task: task_score(run, task)) for task in tasks]  # type: ignore[misc]
+        average, change = row.measure(results.average), changes[row.name]
         cells = [spread(e, 2, 100) if e else "" for e in [*found, average]]
         told = [difference(change, 2, 100), verdict(change)] if change else ["—", "—"]
-        rows.append((row.name, False, [label(row.name), *cells, *told]))
+        rows.append((row.name, False, [label(row.name), *cells, *told[: len(last)]]))
         for run in row.runs if len(row.runs) > 1 else []:
-            each = [_score(run, task) for task in tasks] + [results.average(run)]
+            each = [task_score(run, task) for task in tasks] + [results.average(run)]
             numbers = ["" if x is None else f"{100 * x:.2f}" for x in each]
-            rows.append((row.name, True, [f"seed {run.seed}", *numbers, "", ""]))
+            rows.append((row.name, True, [f"seed {run.seed}", *numbers, *[""] * len(last)]))
     counts = [max(results.items(task)) for task in tasks]
     items = ", ".join(f"{n:,} {name}" for n, name in zip(counts, names.values(), strict=True))
     if len(set(counts)) == 1:
         items = f"{counts[0]:,} of each task"
     plain = [name for task, name in names.items() if all(r.get("acc_norm") is None for r in results.scored(task))]
     note = (
-        "Zero-shot accuracy in percent at the end of training, mean ± standard deviation over seeds; length-normalised"
+        f"Zero-shot accuracy in percent at the end of training{_deviations(results)}; length-normalised"
         + (f" except {', '.join(plain)}" if plain else "")
-        + f". Items: {items}; the intervals cover the seeds, not the choice of items. {_yardsticks(results, tasks)}"
-        "Avg. is the unweighted mean of the tasks. No entry is marked best: the last columns tell what can be told."
+        + f". Items: {items}. {'The intervals cover the seeds, not the choice of items. ' if judged else ''}"
+        + f"{_yardsticks(results, tasks)}Avg. is the unweighted mean of the tasks. No entry is marked best"
+        + (": the last columns tell what can be told." if judged else ".")
     )
-    return Table(header, rows, note)
+    return filled(["", *names.values(), "Avg.", *last], rows, note)
 
 
 def _yardsticks(results: Results, tasks: list[str]) -> str:
@@ -187,7 +223,7 @@ def _yardsticks(results: Results, tasks: list[str]) -> str:
     return told + f"Standard errors over items: {errors} at most. "
 
 
-def _score(run: Run, task: str) -> float | None:
+def task_score(run: Run, task: str) -> float | None:
     return score(run.tasks[task]) if task in run.tasks else None
 
 
@@ -202,7 +238,7 @@ def cost_table(results: Results) -> Table:
         cells += ["—" if row.name == results.baseline else f"{signed(100 * (size / base - 1), 1)}%"]
         cells += [f"{cost.parameters(row.config)['total']:,}", f"{parameters_without_embeddings(row):,}"]
         rows.append((row.name, False, cells))
-    return Table(header, rows, "Counted from each row's config, the cache in bfloat16 over all layers.")
+    return filled(header, rows, "Counted from each row's config, the cache in bfloat16 over all layers.")
 
 
 def speed_table(results: Results) -> Table | None:
@@ -255,17 +291,25 @@ def _speed_note(results: Results) -> str:
 
 
 def rates_table(results: Results) -> Table | None:
+    """A line for each swept row, a column for each rate."""
     if not results.rates:
         return None
-    rows = [
-        (r.row, False, [label(r.row), f"{r.lr:g}", str(r.loss.n), spread(r.loss, 4), "chosen" if r.chosen else ""])
-        for r in results.rates
-    ]
+    rates = sorted({rate.lr for rate in results.rates})
+    found = {(rate.row, rate.lr): rate for rate in results.rates}
+    uneven = len({rate.loss.n for rate in results.rates}) > 1
+    rows = []
+    for name in dict.fromkeys(rate.row for rate in results.rates):
+        cells = [label(name)]
+        for rate in (found.get((name, lr)) for lr in rates):
+            cells.append("" if rate is None else ("▸ " if rate.chosen else "") + spread(rate.loss, 4))
+            cells[-1] += f" ({rate.loss.n})" if rate and uneven else ""
+        rows.append((name, False, cells))
+    seeds = ", in brackets over how many seeds" if uneven else ""
     note = (
-        "Each row is compared at the rate with its lowest mean validation loss, chosen on the seeds and text it is "
-        "compared on, which flatters all a little."
+        f"Validation loss at each learning rate{seeds}. Each row is compared at the rate with its lowest mean, "
+        "marked ▸, chosen on the seeds and text it is compared on, which flatters all a little."
     )
-    return Table(["", "learning rate", "seeds", "validation loss", ""], rows, note)
+    return Table(["", *(f"{lr:g}" for lr in rates)], rows, note)
 
 
 def summary_text(results: Results) -> str:
@@ -304,92 +348,3 @@ def caution(results: Results) -> str:
     if min(seeds.values()) == 2:
         return "Two seeds show a spread but give no interval, so nothing here is ranked. Three or more do."
     return ""
-
-
-# ---- the numbers ----
-
-
-def csv_text(rows: list[dict[str, Any]]) -> str:
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    out = io.StringIO()
-    writer = csv.DictWriter(out, names, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue()
-
-
-def run_rows(results: Results) -> list[dict[str, Any]]:
-    evaluated = ("valid_loss", "bits_per_byte", "valid_tokens", "in_context_score")
-    return [
-        {
-            "row": row.name, "seed": run.seed, "lr": run.lr, "steps": run.steps, "tokens": run.tokens,
-            **{name: run.last_eval[name] for name in evaluated},
-            "average_accuracy": results.average(run), "tokens_per_second": run.tokens_per_second, **run.versions,
-        }
-        for row in results.rows
-        for run in row.runs
-    ]  # fmt: skip
-
-
-def difference_rows(results: Results) -> list[dict[str, Any]]:
-    """Every row against the baseline: one line per measure, and every seed in a column of its own."""
-    measures: dict[str, Any] = {"valid_loss": valid_loss}
-    if results.tasks():
-        measures["average_accuracy"] = results.average
-        measures |= {task: lambda run, task=task: _score(run, task) for task in results.tasks()}
-    rows = []
-    for measure, read in measures.items():
-        for row in results.rows:
-            if (change := results.against_baseline(row, read)) is None:
-                continue
-            low, high = change.interval or (None, None)
-            rows.append(
-                {
-                    "measure": measure, "row": row.name, "baseline": results.baseline, "seeds": change.n,
-                    "mean": change.mean, "spread": change.spread, "low": low, "high": high,
-                    "told_apart": change.told_apart, **{f"seed_{seed}": value for seed, value in change.values.items()},
-                }
-            )  # fmt: skip
-    return rows
-
-
-def accuracy_rows(results: Results) -> list[dict[str, Any]]:
-    return [
-        {"row": row.name, "seed": run.seed, "step": line["step"], "tokens": line["tokens"], "task": task, **values}
-        for row in results.rows
-        for run in row.runs
-        for line in run.of_kind("tasks")
-        for task, values in line["results"].items()
-    ]
-
-
-def cost_rows(results: Results) -> list[dict[str, Any]]:
-    return [
-        {
-            "row": row.name,
-            "cache_scalars_per_token_per_layer": cost.cache_scalars_per_token_per_layer(row.config),
-            "cache_bytes_per_token": cache_bytes(row),
-            "parameters": cost.parameters(row.config)["total"],
-            "parameters_without_embeddings": parameters_without_embeddings(row),
-        }
-        for row in results.rows
-    ]
-
-
-def speed_rows(results: Results) -> list[dict[str, Any]]:
-    return [
-        {
-            "row": row.name,
-            **{name: value for name, value in line.items() if name not in ("kind", "step")},
-            "against_baseline": results.speed_against_baseline(line),
-        }
-        for row in results.rows
-        for line in row.speeds
-    ]
-
-
-def rate_rows(results: Results) -> list[dict[str, Any]]:
-    return [
-        {"row": r.row, "lr": r.lr, "seeds": r.loss.n, "mean": r.loss.mean, "spread": r.loss.spread, "chosen": r.chosen}
-        for r in results.rates
-    ]

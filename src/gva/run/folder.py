@@ -37,13 +37,16 @@ def locked(out: Path, doing: str = "training") -> Iterator[None]:
         yield
 
 
-def claim(out: Path, identity: dict[str, Any], defaults: dict[str, Any], recipe: dict[str, Any], hardware: str) -> None:
-    """Record what this run is and where it runs, or refuse to go on with another run's checkpoints."""
+def claim(
+    out: Path, identity: dict[str, Any], defaults: dict[str, Any], recipe: dict[str, Any], hardware: str, data: str = ""
+) -> None:
+    """Record what this run is, where it runs and on what data, in words, or refuse to go on with another run's
+    checkpoints."""
     import torch  # for its version alone
 
     refuse_another(out, identity, defaults)
     versions = {"gva": gva.__version__, "torch": torch.__version__, "commit": commit()}
-    record = {"identity": identity, "recipe": recipe, "versions": versions, "hardware": hardware}
+    record = {"identity": identity, "recipe": recipe, "versions": versions, "hardware": hardware, "data": data}
     write_atomically(out / RUN, json.dumps(record, indent=2))
 
 

@@ -69,8 +69,16 @@ class Results:
     baseline: str
     rates: list[Rate] = field(default_factory=list)
     unfinished: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)  # what a reader must know before comparing
+    told: list[str] = field(default_factory=list)  # what a reader must know before comparing, beside `differing`
     data: str = ""  # what the runs were trained on, where known
+    differing: dict[str, list[str]] = field(default_factory=dict)  # by row: what is otherwise than the baseline's
+    references: list[tuple[str, float]] = field(default_factory=list)  # losses to see ours against: a name, nats
+
+    @property
+    def notes(self) -> list[str]:
+        """All of it as sentences, rows that differ in more than the attention among it."""
+        more = f"differs from {self.baseline} in more than the attention"
+        return [*self.told, *(f"{row} {more}: {', '.join(parts)}." for row, parts in self.differing.items())]
 
     def row(self, name: str) -> ComparedRow:
         return next(row for row in self.rows if row.name == name)
@@ -144,23 +152,24 @@ def load(folders: Iterable[Path], baseline: str | None = None, needed: bool = Tr
                 runs[key] = run
     given = ", ".join(map(str, folders))
     lost = {key: why for key, why in sorted(unusable.items()) if key not in runs}
-    notes = [f"{row}:{seed} is left out: {why}." for (row, seed), why in lost.items()]
+    told = [f"{row}:{seed} is left out: {why}." for (row, seed), why in lost.items()]
     if not runs:
-        told = " ".join(notes) or "run gva compare again, it goes on where it was"
-        raise NotComparable(f"{given}: no finished run; {told}")
+        why = " ".join(told) or "run gva compare again, it goes on where it was"
+        raise NotComparable(f"{given}: no finished run; {why}")
     found = [runs[key] for key in sorted(runs)]
     _refuse_mixture(found)
     rows, rates, told_of_rates = _rows_at_their_rate(found, sorted(order, key=lambda name: (order[name], name)))
-    notes += told_of_rates
+    told += told_of_rates
     names = [row.name for row in rows]
     if baseline is not None and baseline not in names and needed:
         raise ValueError(f"baseline={baseline!r}: no finished run of it, only of {names}")
     chosen = baseline if baseline in names else "gqa" if "gqa" in names else names[0]
     if baseline not in (None, chosen):
-        notes.append(f"There is no finished run of {baseline} here: differences are taken against {chosen}.")
+        told.append(f"There is no finished run of {baseline} here: differences are taken against {chosen}.")
     missing = sorted(f"{row}:{seed}" for row, seed in unfinished - runs.keys())
-    results = Results(rows, chosen, rates, missing, notes, next((run.data for run in found if run.data), ""))
-    results.notes += _visible_differences(results)
+    data = next((run.data for run in found if run.data), "")
+    results = Results(rows, chosen, rates, missing, told, data, _differing(rows, chosen))
+    results.told += _what_is_uneven(results)
     return results
 
 
@@ -248,10 +257,10 @@ def _speeds(runs: Iterable[Run]) -> list[dict[str, Any]]:
     return list(measured.values()) or lines[-1:]
 
 
-def _visible_differences(results: Results) -> list[str]:
-    """Sentences about what differs between rows besides the attention, and what is missing."""
-    notes, base = [], results.row(results.baseline).runs[0]
-    for row in results.rows:
+def _differing(rows: list[ComparedRow], baseline: str) -> dict[str, list[str]]:
+    """What differs between each row and the baseline besides the attention."""
+    base, found = next(row for row in rows if row.name == baseline).runs[0], {}
+    for row in rows:
         changed = differences(base.identity, row.runs[0].identity, identity_defaults())
         told = [f"{k.split('.')[1]} {a} → {b}" for k, (a, b) in changed.items() if not k.startswith(_ROW)]
         told += [f"lr {a:g} → {b:g}" for k, (a, b) in changed.items() if k == "recipe.lr"]
@@ -260,7 +269,13 @@ def _visible_differences(results: Results) -> list[str]:
             size = [k for k in size if k != "model.num_value_groups"]
         told += [f"{k.split('.')[1]} {changed[k][0]} → {changed[k][1]}" for k in size]
         if told:
-            notes.append(f"{row.name} differs from {results.baseline} in more than the attention: {', '.join(told)}.")
+            found[row.name] = told
+    return found
+
+
+def _what_is_uneven(results: Results) -> list[str]:
+    """Sentences about what is not alike in all runs, and what is missing."""
+    notes = []
     for package in sorted({name for run in results.runs for name in run.versions}):
         versions = sorted({run.versions.get(package, "unknown") for run in results.runs})
         if len(versions) > 1:

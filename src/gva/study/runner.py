@@ -21,7 +21,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from gva.data.source import open_data
+from gva.data.source import described, open_data
 from gva.run.files import opened
 from gva.run.folder import MODEL, refuse_another
 from gva.run.metrics import METRICS, is_done, read_metrics
@@ -71,10 +71,8 @@ class Runner:
 
     def __post_init__(self) -> None:
         self.decode_speed &= speed.on_gpu(self.device)
-        index = open_data(self.data).index
-        self.vocab_size = index["vocab_size"]
-        came_from = index.get("provenance", {})
-        self.data_name = came_from.get("dataset") or ", ".join(came_from.get("inputs", [])[:4])
+        dataset = open_data(self.data)
+        self.vocab_size, self.data_name = dataset.index["vocab_size"], described(dataset)
         self.outcome = Outcome()
         self._child: subprocess.Popen | None = None
 

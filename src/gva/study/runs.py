@@ -114,7 +114,8 @@ def read_runs(folder: Path) -> Iterator[Run]:
         out = record.parent.resolve()
         content, row = read_run(out), read_row(out)
         name = row.get("name", out.parent.name if out.name.startswith("seed-") else out.name)
-        of, order, data = row.get("of", name), row.get("order", len(VARIANTS)), row.get("data", "")
+        of, order = row.get("of", name), row.get("order", len(VARIANTS))
+        data = row.get("data") or str(content.get("data", ""))
         lines = read_metrics(out)
         damaged = tuple(sorted({line["kind"] for line in lines if not _is_sound(line)}))
         sound = [line for line in lines if _is_sound(line)]

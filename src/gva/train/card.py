@@ -9,7 +9,7 @@ from typing import Any
 from gva import cost
 from gva.config import GvaConfig
 from gva.data.publish import section
-from gva.data.source import Dataset
+from gva.data.source import Dataset, described
 from gva.evaluate.results import table
 from gva.remote import DISTRIBUTION, FILE
 from gva.run.folder import read_run
@@ -79,7 +79,7 @@ def card(run: Path, config: GvaConfig, recipe: Recipe, trained_on: Dataset) -> s
         distribution=DISTRIBUTION,
         file=FILE,
         serve=_serve(config),
-        data=_data(trained_on),
+        data=f"{described(trained_on)}.",
         recipe=_recipe(run, recipe),
         scores=section(SCORES, scores(run)),
     )
@@ -102,21 +102,6 @@ def _serve(config: GvaConfig) -> str:
         return "vLLM does not serve it, since its keys are rebuilt at every step; `gva generate FOLDER` continues text."
     plain = "`vllm serve path/to/this/folder` does the same without `--trust-remote-code`."
     return f"```bash\ngva serve path/to/this/folder\n```\n\nwhere vLLM is installed too; {plain}"
-
-
-def _data(trained_on: Dataset) -> str:
-    index = trained_on.index
-    source = {name: value for name, value in index["provenance"].items() if name != "gva" and value is not None}
-    told = "; ".join(
-        f"{name}: {_listed(value) if isinstance(value, list) else value}" for name, value in source.items()
-    )
-    counts = " and ".join(f"{tokens:,} {split} tokens" for split, tokens in index["tokens"].items()) or "Fresh tokens"
-    return f"{counts} of a vocabulary of {index['vocab_size']:,}, from {told}."
-
-
-def _listed(names: list[str], most: int = 8) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(map(str, names[:most])) + more
 
 
 def _recipe(run: Path, recipe: Recipe) -> str:

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule
 from gva import cost
 from gva.config import GvaConfig
 from gva.data.batches import IGNORED, Batches
-from gva.data.source import Dataset, make_batches, open_data
+from gva.data.source import Dataset, described, make_batches, open_data
 from gva.errors import check
 from gva.model import GvaForCausalLM
 from gva.run.checkpoints import Checkpoints, random_state, set_random_state, steps_in
@@ -79,7 +79,8 @@ def train(
     with process_group(device) as ranks, locked(out) if ranks.first else nullcontext():
         identity = identity_of(config, recipe, train_set, valid_set)
         if ranks.first:
-            claim(out, identity, identity_defaults(), asdict(recipe), ranks.hardware)
+            words = described(train_set)
+            claim(out, identity, identity_defaults(), asdict(recipe), ranks.hardware, words)
         dist.barrier(ranks.side)
         if _is_trained(out, recipe, ranks):
             return
