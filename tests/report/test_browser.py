@@ -6,8 +6,10 @@ import re
 import pytest
 
 from gva.cli import main
+from gva.report.style import label
 from report.chromium import BROWSER, Page
 from report.test_page import DECODE, full, panels, read
+from study.folders import write_run
 
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium here: apt-get install chromium")
 DRAWN = "document.documentElement?.dataset.drawn > 0"
@@ -63,18 +65,18 @@ def test_every_plot_is_drawn_in_both_themes_and_nothing_errs(opened):
 def test_a_row_is_hidden_everywhere_and_the_whole_run_can_be_seen(opened):
     page, _ = opened
     before = page.value(MARKS)
-    page.value("document.querySelector('.chip[data-row=shared-kv]').click()")
+    page.value("document.querySelector('.entry[data-row=shared-kv] .shown').click()")
     page.wait("document.querySelectorAll('[data-plot=pareto] .scatterlayer .trace').length === 4")
     page.wait("document.querySelectorAll('[data-plot=positions] .scatterlayer .trace').length === 4")
     parts = "[...document.querySelectorAll('tr[data-row=shared-kv], .bar[data-row=shared-kv]')]"
     assert page.value(f"{parts}.length > 3 && {parts}.every((part) => part.getBoundingClientRect().height === 0)")
-    page.value("document.querySelector('.chip[data-row=shared-kv]').click()")
+    page.value("document.querySelector('.entry[data-row=shared-kv] .shown').click()")
     page.wait("document.querySelectorAll('[data-plot=positions] .scatterlayer .trace').length === 8")
     assert page.value(MARKS) == before
     ticks = "[...document.querySelectorAll('[data-plot=training-loss] .ytick text')]"
     top = f"Math.max(...{ticks}.map((tick) => +tick.textContent))"
     zoomed = page.value(top)
-    page.value("document.querySelector('[data-plot=training-loss] [data-view=\"1\"]').click()")
+    page.value("document.querySelector('[data-plot=training-loss] [data-view=\"2\"]').click()")
     page.wait(f"{top} > {zoomed}")
     assert page.errors == []
 
@@ -83,6 +85,62 @@ def test_it_fits_a_narrow_window(opened):
     page, _ = opened
     page.size(390, 800)
     page.wait("document.documentElement.scrollWidth <= 390")
+    page.value("document.querySelector('.legend').open = true")
+    assert page.value("document.documentElement.scrollWidth") <= 390
     widths = page.value("[...document.querySelectorAll('.plot .main-svg')].map((s) => s.getBoundingClientRect().width)")
     assert 200 < min(widths) <= max(widths) < 390
     assert page.errors == []
+
+
+# For each plot the names that are drawn, whether one leaves the picture or stands on another, and the list below it.
+NAMES = """Object.fromEntries([...document.querySelectorAll("[data-plot]")].map((card) => {
+  const box = card.querySelector(".main-svg").getBoundingClientRect();
+  const place = (text) => [text.textContent, text.getBoundingClientRect()];
+  const drawn = [...card.querySelectorAll(".annotation-text")].map(place);
+  const within = (b) => b.left >= box.left && b.right <= box.right + 1 && b.top >= box.top && b.bottom <= box.bottom;
+  const out = drawn.filter(([, b]) => !within(b));
+  const on = (a, b) => a.left < b.right && b.left < a.right && a.top + 4 < b.bottom && b.top + 4 < a.bottom;
+  const two = drawn.filter(([, a], i) => drawn.some(([, b], j) => j < i && on(a, b)));
+  const listed = [...card.querySelectorAll(".key span")].map((entry) => entry.textContent);
+  return [card.dataset.plot, { names: drawn.map(([text]) => text), out, two, listed }];
+}))"""
+MANY = ["gqa", *(f"gva-drope-16-number-{i}-of-a-long-list" for i in range(19))]
+
+
+@pytest.fixture
+def twenty(tmp_path):
+    for i, name in enumerate(MANY):
+        fields = {"map_lr": 2.0**i} if i else {}
+        write_run(tmp_path, name, 0, 4 + i / 500, variant="gva-drope-16" if i else "gqa", fields=fields)
+    assert main(["report", str(tmp_path)]) == 0
+    return tmp_path / "report" / "index.html"
+
+
+def test_no_name_of_twenty_rows_is_cut_or_lost_on_a_desk_or_a_phone(twenty, tmp_path_factory):
+    labels = {label(name) for name in MANY}
+    with Page(twenty, tmp_path_factory.mktemp("profile")) as page:
+        page.wait(DRAWN)
+        wide = page.value(NAMES)
+        assert labels <= set(wide["valid-loss"]["names"])
+        assert labels <= set(wide["pareto"]["names"])
+        assert not any(found["out"] or found["two"] for found in wide.values())
+        seen = (
+            "[...document.querySelectorAll('[data-plot=valid-loss] .trace')].map((t) => +getComputedStyle(t).opacity)"
+        )
+        strong = f"{seen}.filter((opacity) => opacity === 1).length"
+        assert page.value(strong) == 2, "the baseline and the row that the headline is about"
+        page.value("document.querySelectorAll('.pick')[7].click()")
+        page.wait(f"Math.min(...{seen}) < 0.4")
+        assert page.value(strong) == 2, "the baseline and the row that was picked"
+        page.size(390, 800)
+        page.wait("document.querySelectorAll('[data-plot=positions] .key span').length === 19")
+        narrow = page.value(NAMES)
+        for name in ("valid-loss", "training-loss", "pareto"):
+            assert {entry.partition(" ")[2] for entry in narrow[name]["listed"]} == labels
+            assert {entry.partition(" ")[0] for entry in narrow[name]["listed"]} <= set(narrow[name]["names"])
+        assert not any(found["out"] or found["two"] for found in narrow.values())
+        assert page.errors == []
+    with Page(twenty, tmp_path_factory.mktemp("profile"), width=390) as page:
+        page.wait(DRAWN)
+        assert page.value("document.querySelector('.legend').open") is False
+        assert page.value("[...document.querySelectorAll('.entry')].length") == 20

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ import pytest
 from gva.cli import main
 from gva.report import write_report
 from gva.report.page import plotly_script
-from gva.report.panels import decode_speed, shared_kv
+from gva.report.panels import decode_speed, shared_kv, valid_loss
+from gva.report.style import styles
 from gva.study.results import load
 from gva.study.speed import keep
 from study.folders import SPEED, write_run
@@ -55,6 +57,82 @@ def test_panels_without_data_are_absent(tmp_path):
     for absent in ("HellaSwag", "Decode speed", "Learning rates", "95% interval ["):
         assert absent not in html
     assert not (tmp_path / "report" / "accuracy.csv").exists()
+
+
+def words(html):
+    """What a reader sees without the plots."""
+    return re.sub(r"<script.*?</script>|<style.*?</style>", "", html, flags=re.S)
+
+
+def test_a_page_of_one_seed_speaks_of_no_deviations(tmp_path):
+    for name in ("gqa", "gva-drope-16", "mla"):
+        write_run(tmp_path, name, 0, 4.0, tasks=FIVE)
+    assert main(["report", str(tmp_path)]) == 0
+    for absent in ("deviation", "Student", "95%", "Thin lines", "±"):
+        assert absent not in words(read(tmp_path / "report"))
+        assert absent not in (tmp_path / "report" / "report.md").read_text()
+
+
+def test_a_run_alone_has_its_curves_and_says_what_it_is(tmp_path):
+    write_run(tmp_path, "gva-drope-16", 0, 4.0, fields={"warmup": 7})
+    assert main(["report", str(tmp_path)]) == 0
+    html = read(tmp_path / "report")
+    assert panels(html)[:2] == ["valid-loss", "training-loss"]
+    plot = json.loads(re.search(r'id="data">(.*?)</script>', html, flags=re.S)[1])["plots"]["valid-loss"]
+    (line,) = plot["figure"]["data"]
+    assert line["x"] == [step * 16 * 128 for step in (10, 20, 30, 40)]
+    assert line["y"][-1] == 4.0
+    told = words(html)
+    assert "against" not in told.partition("Why the initial scale")[0]
+    for said in (
+        "4.000</strong>",
+        "4 layers, 128 wide",
+        "a linear warm-up over 7 steps",
+        "Fingerprints: train 0123456789",
+    ):
+        assert said in told, said
+
+
+def test_losses_of_others_are_lines_that_can_be_seen(tmp_path):
+    write_run(tmp_path, "gqa", 0, 4.0)
+    results = load([tmp_path])
+    assert valid_loss(results).figure["layout"]["levels"] == []
+    results.references.append(("<source>", 2.5))
+    plot = valid_loss(results)
+    assert plot.figure["layout"]["levels"] == [{"y": 2.5, "text": "&lt;source&gt;"}]
+    assert all(view["yaxis"][0] < 2.5 for view in plot.views.values() if view)
+
+
+def test_the_headline_is_before_what_rows_are_and_counts_agree(tmp_path):
+    for seed in range(3):
+        for name, loss in (("gqa", 4.0), ("mla", 4.1), ("gva-drope-16", 4.2), ("fast", 4.3)):
+            fields = {"map_lr": 32.0} if name == "fast" else {}
+            if name != "mla" or seed < 2:
+                lost = loss * (1 + seed / 400)
+                write_run(tmp_path, name, seed, lost, variant="gva-drope-16" if fields else None, fields=fields)
+    assert main(["report", str(tmp_path)]) == 0
+    html = words(read(tmp_path / "report"))
+    assert html.count("not corrected for 3 comparisons") == 2
+    assert "<h1>4 rows compared</h1>" in html
+    assert "<summary>4 rows<" in html
+    assert "<b>no interval:</b> MLA</li>" in html
+    fast = "GVA, rotated slice: caches values of 2 groups, 32 wide, and a rotated key of 16. "
+    assert html.index("nats of validation loss") < html.index(f"{fast}Not as GQA: map_lr 1.0 → 32.0.")
+    assert "MLA: caches a latent of 64, and a rotated key of 16" in html
+    assert "differs from" not in html
+
+
+def test_rows_are_told_apart_by_family_shade_dash_and_marker(tmp_path):
+    write_run(tmp_path, "gqa", 0, 4.0)
+    for i in range(12):
+        write_run(tmp_path, f"maps-{i:02}", 0, 4.0, variant="gva-drope-16", fields={"map_lr": 2.0 + i})
+    looks = styles(load([tmp_path]).rows)
+    assert {style.family for name, style in looks.items() if name != "gqa"} == {"gva"}
+    for kind in ("light", "dark"):
+        assert len({(getattr(style, kind), style.dash, style.symbol) for style in looks.values()}) == 13
+    near = list(looks.values())[1:]
+    assert all(a.dash != b.dash and a.symbol != b.symbol for a, b in pairwise(near))
+    assert [style.number for style in looks.values()] == list(range(1, 14))
 
 
 def test_panels_with_data_are_there(full, capsys):

@@ -77,7 +77,7 @@
     const crowded = lead.length > 0 && planned.told.length > many && planned.told.some((trace) => trace.mode.startsWith("lines"));
     const look = (row) => {
       const how = strength(row, crowded);
-      const opacity = how === "quiet" ? 0.85 : how === "faint" ? 0.4 : 1;
+      const opacity = how === "quiet" ? 0.85 : how === "faint" ? 0.55 : 1;
       return { color: row === undefined ? colors.soft : colors[`row:${row}`], opacity, strong: how === "strong" };
     };
     layout.height = Math.max(height, planned.height);

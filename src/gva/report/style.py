@@ -89,7 +89,7 @@ def family(row: ComparedRow) -> str:
     attention = {"mha": "gqa", "mqa": "gqa"}.get(row.config.attention, row.config.attention)
     if attention == "gva" and row.config.positional == "rope":
         return "gva-rope"
-    return attention if attention in FAMILIES else ""
+    return next((key for key in FAMILIES if key and attention.startswith(key)), "")  # gva_untied is of gva
 
 
 def styles(rows: list[ComparedRow]) -> dict[str, Style]:
