@@ -1,5 +1,7 @@
 """A file that names reports: runs that lie in one place stand in several."""
 
+import json
+
 import pytest
 
 from gva.cli import main
@@ -31,6 +33,18 @@ def test_runs_are_found_from_where_the_file_lies(listed):
     assert [(row.name, row.seeds) for row in results["all"].rows] == [("mla", [0, 1]), ("gqa", [0, 1])]
     assert [(row.name, row.seeds) for row in results["first-seed"].rows] == [("gqa", [0]), ("mla", [0])]
     assert [results[name].baseline for name in results] == ["gqa", "mla"]
+
+
+def test_words_for_the_data_replace_what_the_runs_recorded(listed):
+    run = next(listed.parent.glob("a/runs/gqa/seed-0/run.json"))
+    run.write_text(json.dumps(json.loads(run.read_text()) | {"data": "recorded"}))
+    (report,) = [report for name, report in read_reports(listed).items() if name == "all"]
+    assert report.load().data == "recorded"
+    listed.write_text(f'data = "prose"\n{LIST}')
+    assert [report.load().data for report in read_reports(listed).values()] == ["prose", "prose"]
+    listed.write_text(f"data = 3\n{LIST}")
+    with pytest.raises(ValueError, match="data=3: "):
+        read_reports(listed)
 
 
 def test_one_command_writes_all_of_them(listed, capsys):
