@@ -14,6 +14,7 @@ from gva import GvaForCausalLM
 from gva.data.publish import publish, replace_section, section
 from gva.data.shards import TokenDataset
 from gva.data.tokenizer import load_tokenizer, train_bpe
+from gva.run.folder import read_run
 from gva.run.metrics import read_metrics
 from models import made_to_end, tiny_model
 from train.runs import ENVIRONMENT, run_here
@@ -185,6 +186,7 @@ def test_the_card_says_what_it_is(run, data):
         "gva serve",
     ):
         assert said in text, said
+    assert f"{read_run(run)['data']}." in text, "the run says it too, for its report"
     assert not re.search(r"[{}]", text.partition("## Recipe")[0])
 
 
