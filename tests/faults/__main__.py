@@ -1,7 +1,7 @@
 """`make faults`: every job ended at many of its file operations, run again, and compared with one that nobody ended.
 
-A row of the CSV is written as a job is through, so that a stopped sweep keeps what it has; `python benchmarks/table.py`
-puts the table into docs/reliability.md.
+The row of a job in the CSV is written as it is through, and those of others stay; `python benchmarks/table.py` puts the
+table into docs/reliability.md.
 """
 
 import argparse
@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -32,22 +33,32 @@ def main() -> int:
     arguments = parser.parse_args()
     versions = {"gva": gva.__version__, "torch": torch.__version__, "commit": commit()}
     lost = 0
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as scratch, arguments.out.open("w", newline="") as file:
-        table = csv.DictWriter(file, FIELDS)
-        table.writeheader()
-        with Injector(Path(scratch)) as injector:
-            inputs = write_inputs(injector, Path(scratch) / "inputs")
-            for job in JOBS:
-                if arguments.job and job.name not in arguments.job:
-                    continue
-                trial = Trial(injector, job, inputs, Path(scratch) / job.name.replace(" ", "-"))
-                found = sweep(trial, arguments.kills, arguments.full)
-                table.writerow({"job": job.name, "operations": trial.operations, **found, **versions})
-                file.flush()
-                print(f"{job.name}: {found['kills']} kills, {found['disk_full']} full disks, {found['lost']} lost")
-                lost += found["lost"]
+    with tempfile.TemporaryDirectory() as scratch, Injector(Path(scratch)) as injector:
+        inputs = write_inputs(injector, Path(scratch) / "inputs")
+        for job in JOBS:
+            if arguments.job and job.name not in arguments.job:
+                continue
+            trial = Trial(injector, job, inputs, Path(scratch) / job.name.replace(" ", "-"))
+            found = sweep(trial, arguments.kills, arguments.full)
+            keep(arguments.out, {"job": job.name, "operations": trial.operations, **found, **versions})
+            print(
+                f"{job.name}: {found['kills']} kills, {found['disk_full']} full disks, {found['lost']} lost", flush=True
+            )
+            lost += found["lost"]
     return 1 if lost else 0
+
+
+def keep(path: Path, row: dict[str, Any]) -> None:
+    """In a CSV of a row for each job, in their order."""
+    rows = {}
+    if path.is_file():
+        with path.open(newline="") as file:
+            rows = {old["job"]: old for old in csv.DictReader(file)}
+    rows[row["job"]] = row
+    with path.open("w", newline="") as file:
+        table = csv.DictWriter(file, FIELDS, lineterminator="\n")
+        table.writeheader()
+        table.writerows(rows[job.name] for job in JOBS if job.name in rows)
 
 
 def sweep(trial: Trial, most: int, full: int) -> dict[str, int]:

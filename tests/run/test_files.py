@@ -1,5 +1,7 @@
 """Nothing leads out of a folder: not a name in it, not a link in the place of a file that is written."""
 
+from pathlib import Path
+
 import pytest
 
 from gva.run.atomic import sweep, write_atomically
@@ -39,9 +41,9 @@ def test_writing_replaces_a_link(folder, victim):
     assert victim.read_text() == "precious"
 
 
-def test_a_link_in_the_place_of_a_temporary_file_is_not_followed(folder, victim, monkeypatch):
-    monkeypatch.setattr("os.getpid", lambda: 7)
-    (folder / ".a.7.tmp").symlink_to(victim)
+@pytest.mark.parametrize("place", [Path.symlink_to, Path.hardlink_to])
+def test_a_link_in_the_place_of_a_temporary_file_is_not_followed(folder, victim, place):
+    place(folder / ".a.0.tmp", victim)
     write_atomically(folder / "a", "new")
     assert victim.read_text() == "precious"
     assert (folder / "a").read_text() == "new"

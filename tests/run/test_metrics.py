@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+from gva.run.board import Board
 from gva.run.files import FolderError
 from gva.run.metrics import KEPT, METRICS, keep, read_metrics, record
 from train.runs import run_here
@@ -65,3 +66,24 @@ def test_a_full_disk_under_the_metrics_is_told(tmp_path, data, monkeypatch):
     monkeypatch.setattr("gva.run.metrics.os.fsync", full)
     with pytest.raises(OSError, match=r"metrics.jsonl: could not be written .*No space left.*same command again"):
         run_here(data, tmp_path, "checkpoint_every=5", steps=30)
+
+
+def test_tensorboard_shows_the_same_numbers_once_and_its_file_is_written_at_once(tmp_path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    for first in (1, 3):  # gone on with after step 2
+        board = Board(tmp_path, first)
+        board.write([{"kind": "step", "step": step, "loss": 10.0 * first + step} for step in range(first, first + 4)])
+        board.write([{"kind": "eval", "step": first, "valid_loss": 2.0, "by_position": [1.0], "fine": True}])
+    found = accumulator.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert found.Tags()["scalars"] == ["step/loss", "eval/valid_loss"]
+    told = [(point.step, point.value) for point in found.Scalars("step/loss")]
+    assert told == [(1, 11.0), (2, 12.0), (3, 33.0), (4, 34.0), (5, 35.0), (6, 36.0)]
+
+
+def test_a_full_disk_under_tensorboard_is_told_as_under_the_metrics(tmp_path, data, monkeypatch):
+    def full(self, lines):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Board, "write", full)
+    with pytest.raises(OSError, match=r"could not be written .*No space left.*same command again"):
+        run_here(data, tmp_path, steps=4)

@@ -2,6 +2,7 @@
 
 import pickle
 import random
+from pathlib import PosixPath
 
 import pytest
 import torch
@@ -58,6 +59,16 @@ def test_a_list_that_runs_code_does_not(checkpoint, where, tmp_path):
     with pytest.raises(CheckpointError, match=r"asks for .*open, which no checkpoint needs; do not use this folder"):
         read(checkpoint)
     assert not made.exists()
+
+
+def test_a_list_cannot_change_a_class_that_it_may_name(checkpoint):
+    """Which would hold for all of the process: that every path lies inside of every folder, say."""
+    path, name = b"cpathlib\nPosixPath\n", b"X\x0f\x00\x00\x00is_relative_to\x00"
+    changed = b"\x80\x04" + path + b"N}" + name + path + b"s\x86b0"  # its attributes, by a pair of which one is None
+    (checkpoint / LIST).write_bytes(changed + (checkpoint / LIST).read_bytes()[2:])
+    with pytest.raises(CheckpointError, match="would change PosixPath for everybody; do not use this folder"):
+        read(checkpoint)
+    assert not hasattr(PosixPath, "is_relative_to\x00")
 
 
 def test_an_object_in_the_place_of_a_tensor_is_refused(checkpoint):

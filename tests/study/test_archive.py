@@ -1,6 +1,7 @@
 """A thinned copy of run folders gives the report of the whole ones."""
 
 import json
+import os
 
 import pytest
 
@@ -84,6 +85,27 @@ def test_another_run_of_the_same_name_stays(tmp_path):
         with pytest.raises(ValueError, match="gqa/seed-0: another run than"):
             archive([tmp_path / name], kept)
     assert {path: path.read_bytes() for path in kept.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("left", range(3))  # of the row, the metrics and the record
+def test_a_kill_between_two_files_of_a_run_is_gone_on_from(tmp_path, monkeypatch, left):
+    write_run(tmp_path / "a", "gqa", 0, 3.0)
+    archive([tmp_path / "a"], tmp_path / "whole")
+    real, written = os.replace, []
+
+    def killed(source, target):
+        if len(written) == left:
+            raise KeyboardInterrupt
+        written.append(target)
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        archive([tmp_path / "a"], tmp_path / "kept")
+    monkeypatch.undo()
+    assert archive([tmp_path / "a"], tmp_path / "kept") == 1
+    both = [{p.name: p.read_bytes() for p in (tmp_path / name).rglob("*.*")} for name in ("kept", "whole")]
+    assert both[0] == both[1]
 
 
 def test_another_seed_that_was_trained_in_another_way_is_refused(tmp_path):

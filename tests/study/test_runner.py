@@ -11,6 +11,7 @@ import torch
 from gva.cli import main
 from gva.run.metrics import is_done, read_metrics
 from gva.study import child
+from gva.study.child import KEEPS
 from gva.study.matrix import Matrix, Row, run_folder, simple_matrix
 from gva.study.results import load
 from gva.study.runner import Runner
@@ -202,3 +203,17 @@ def test_a_run_over_two_ranks(tmp_path, data):
 def test_the_simple_matrix_builds_for_the_data(data, tmp_path):
     study = simple_matrix("demo", ["gqa"], 1)
     assert Runner(study, data, tmp_path).vocab_size == 512
+
+
+def test_what_a_kill_kept_from_being_discarded_goes_with_the_next_command(tmp_path, data, monkeypatch):
+    """And what an earlier command was told to keep stays."""
+    study = matrix("gqa", seeds=1)
+    run, how = run_folder(tmp_path, "gqa", 0), {"device": "cpu", "progress": False}
+    Runner(study, data, tmp_path, weights="all", **how).execute(study.runs())
+    Runner(study, data, tmp_path, **how).execute(study.runs())
+    assert (run / "checkpoints").is_dir()
+    (run / KEEPS).touch()
+    assert Runner(study, data, tmp_path, **how).execute(study.runs()).finished == ["gqa:0"]
+    assert not (run / "checkpoints").exists()
+    assert not (run / KEEPS).exists()
+    assert (run / "model").is_dir()

@@ -1,29 +1,63 @@
 """Writing so that whoever looks, and whatever is killed, there is the old or the new, never half of it."""
 
+import fcntl
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 from gva.run.files import opened, remove
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
     """Replaces what has the name, a link too, and never what a link leads to."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # two writers never share one
-    remove(temporary)
+    file, temporary = _beside(path)
     try:
-        with opened(temporary, "xb") as file:
+        with file:
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())  # or a machine that fails finds the name without the bytes
-        os.replace(temporary, path)
+            os.replace(temporary, path)
     except BaseException:
         with suppress(OSError):
             remove(temporary)
         raise
+
+
+def _beside(path: Path) -> tuple[IO[bytes], Path]:
+    """A new hidden file, and its name, with a lock for as long as it is open: two writers never share one, and one that
+    nobody holds was left by a writer that was killed, and goes."""
+    number = 0
+    while True:
+        temporary = path.with_name(f".{path.name}.{number}.tmp")
+        if _is_held(temporary):
+            number += 1
+            continue
+        remove(temporary)
+        with suppress(FileExistsError):
+            file = opened(temporary, "xb")
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if temporary.exists() and os.path.samestat(os.fstat(file.fileno()), temporary.lstat()):
+                return file, temporary
+            file.close()  # another writer took it for one that was left, in the moment before its lock
+
+
+def _is_held(path: Path) -> bool:
+    """Whether a living process is writing this file."""
+    try:
+        file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(file)
+    return False
 
 
 def sweep(folder: Path) -> None:

@@ -14,7 +14,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from gva.run.atomic import write_atomically
-from gva.run.files import FolderError, opened, subfolder
+from gva.run.board import Board, open_board
+from gva.run.files import FolderError, opened
 
 METRICS = "metrics.jsonl"
 KEPT = f"{METRICS}.xz"  # of a run that nobody trains any more and that is kept small
@@ -38,10 +39,10 @@ class Metrics:
         self.window: list[tuple[dict[str, float], dict[str, Tensor]]] = []
         self.started = time.perf_counter()
         self.bar = tqdm(total=steps, initial=resumed_at, unit="step", disable=not (active and progress))
-        self.board: Any = None
+        self.board: Board | None = None
         if active:
             _keep_until(self.path, resumed_at)
-            self.board = _tensorboard(out, resumed_at)
+            self.board = open_board(out, resumed_at + 1)
 
     def step(self, step: int, scalars: dict[str, Tensor], **plain: float) -> None:
         """Remember a step; `scalars` stay on their device."""
@@ -86,15 +87,13 @@ class Metrics:
                 file.write("".join(json.dumps(line) + "\n" for line in lines))
                 file.flush()
                 os.fsync(file.fileno())
+            if self.board is not None:
+                self.board.write(lines)
         except OSError as error:
             raise OSError(
                 f"{self.path}: could not be written ({error}); make room and run the same command again, it goes on "
                 "from the last whole checkpoint"
             ) from error
-        for line in lines if self.board is not None else []:
-            for name, value in line.items():
-                if isinstance(value, int | float) and not isinstance(value, bool) and name != "step":
-                    self.board.add_scalar(f"{line['kind']}/{name}", value, line["step"])
 
     def restart_clock(self) -> None:
         """What was not training (evaluation, writing) does not count against its speed."""
@@ -186,11 +185,3 @@ def _device_usage(rate: float, flops_per_token: float, devices: int) -> dict[str
     if peak is not None:
         usage["mfu"] = rate * flops_per_token / (peak * devices)
     return usage
-
-
-def _tensorboard(out: Path, step: int) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:  # an extra; metrics.jsonl has the same numbers
-        return None
-    return SummaryWriter(str(subfolder(out, "tensorboard")), purge_step=step + 1)

@@ -10,7 +10,7 @@ import pickle
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
 import numpy as np
 import torch
@@ -81,12 +81,23 @@ def read_list(folder: Path) -> Metadata:
     return found
 
 
-class _Unpickler(pickle.Unpickler):
+_InPython: Any = pickle._Unpickler  # that in C cannot be kept from `build`
+
+
+class _Unpickler(_InPython):
     def find_class(self, module: str, name: str) -> Any:
         dtype = getattr(torch, name, None) if module == "torch" else None
         if (module, name) in _KNOWN or isinstance(dtype, torch.dtype):
             return super().find_class(module, name)
         raise FolderError(f"{LIST} asks for {module}.{name}, which no checkpoint needs; do not use this folder")
+
+    def build(self) -> None:
+        """Gives the object below it attributes: to an instance its fields, but to a class what all would then have."""
+        if callable(known := self.stack[-2]):
+            raise FolderError(f"{LIST} would change {known.__name__} for everybody; do not use this folder")
+        super().load_build()
+
+    dispatch: ClassVar = {**_InPython.dispatch, pickle.BUILD[0]: build}
 
 
 def checksum(path: Path, mapped: bool = False) -> str:

@@ -40,9 +40,9 @@ def archive(folders: Iterable[Path], out: Path, steps: int = STEPS) -> int:
         kept.mkdir(parents=True, exist_ok=True)
         if row:
             _write(kept.parent / ROW, row)
-        record = read_run(run)
-        _write(kept / RUN, {**record, "recipe": _portable(record["recipe"])})
         keep(kept, _thinned(read_metrics(run), steps))
+        record = read_run(run)  # last, since what has one is a run that is kept
+        _write(kept / RUN, {**record, "recipe": _portable(record["recipe"])})
     return len(found)
 
 

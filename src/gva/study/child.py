@@ -14,10 +14,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gva.run.files import within
+from gva.run.atomic import write_atomically
+from gva.run.files import remove, subfolder
 from gva.run.folder import CHECKPOINTS, MODEL
 
-WEIGHTS = {"all": (), "model": (CHECKPOINTS,), "none": (CHECKPOINTS, MODEL)}  # what goes when a run is done
+KEEPS = ".keeps-weights"  # in a run's folder until `discard_weights` has been there, which a kill may prevent
+# What goes when a run is done; a model that a kill has left half of is exported again from what goes after it.
+WEIGHTS = {"all": (), "model": (CHECKPOINTS,), "none": (MODEL, CHECKPOINTS)}
 
 
 def main(job: dict[str, Any]) -> int:
@@ -31,13 +34,15 @@ def main(job: dict[str, Any]) -> int:
     for seed in row.seeds:
         print(f"--- {row.name} seed {seed}", file=sys.stderr, flush=True)
         config, recipe = row.build(job["preset"], seed, open_data(data).vocab_size)
-        out = within(folder, f"seed-{seed}")
+        out, first = subfolder(folder, f"seed-{seed}"), int(os.environ.get("RANK", "0")) == 0
+        if first:
+            write_atomically(out / KEEPS, "")
         try:
             train(config, recipe, data, out, device=job["device"], progress=False)
         except Stopped as stopped:
             print(stopped, file=sys.stderr)
             return 130
-        if int(os.environ.get("RANK", "0")) == 0:
+        if first:
             discard_weights(out, job["weights"])
         gc.collect()  # the last model must be gone from the device before the next one comes
     return 0
@@ -47,6 +52,7 @@ def discard_weights(out: Path, keep: str) -> None:
     """Remove what a finished run needs no more: nothing, its checkpoints, or the trained model too."""
     for name in WEIGHTS[keep]:
         shutil.rmtree(out / name, ignore_errors=True)
+    remove(out / KEEPS)
 
 
 def stop_with(parent: int) -> None:

@@ -26,7 +26,7 @@ from gva.run.files import opened
 from gva.run.folder import MODEL, refuse_another
 from gva.run.metrics import METRICS, is_done, read_metrics
 from gva.study import speed
-from gva.study.child import discard_weights
+from gva.study.child import KEEPS, discard_weights
 from gva.study.matrix import Matrix, Row, row_folder, run_folder, write_row
 from gva.train.recipe import identity_defaults, identity_of
 from gva.weights import is_whole
@@ -81,8 +81,10 @@ class Runner:
         self._refuse_changes(runs)
         pending = [run for run in runs if not self._done(*run)]
         for row, seed in (run for run in runs if run not in pending):
-            if self.weights == "none":  # asked for; what an earlier command was told to keep, the default leaves
-                discard_weights(run_folder(self.out, row.name, seed), self.weights)
+            out = run_folder(self.out, row.name, seed)
+            # Asked for, or left to be done by a kill; what an earlier command was told to keep, the default leaves.
+            if self.weights == "none" or (out / KEEPS).exists():
+                discard_weights(out, self.weights)
             self.outcome.finished.append(f"{row.name}:{seed}")
         before = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
