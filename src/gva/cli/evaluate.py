@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     import torch
 
     from gva.data.publish import replace_section
-    from gva.evaluate.loading import find, load_model, load_tokenizer_of
+    from gva.evaluate.loading import check_data, find, load_model, load_tokenizer_of
     from gva.evaluate.results import average, differences, table
     from gva.evaluate.tasks import chosen_tasks
     from gva.evaluate.validation import validation_loss
@@ -47,6 +47,8 @@ def run(arguments: argparse.Namespace) -> int:
     place = find(arguments.checkpoint)
     if arguments.record and (place.run is None or place.step is None or not tasks):
         raise ValueError("--record: needs a run's checkpoint with a known step, and --tasks")
+    if arguments.data:
+        check_data(place, arguments.data)
     model = load_model(place, getattr(torch, arguments.dtype) if arguments.dtype else None, arguments.device)
     report: dict[str, Any] = {"kind": "tasks", "step": place.step, "tokens": place.tokens}
     report |= {"checkpoint": str(arguments.checkpoint), "engine": arguments.engine, "limit": arguments.limit}

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from gva.data.same import check_own, check_same, cutting
+from gva.data.source import open_data
 from gva.data.tokenizer import FILE, load_tokenizer
 from gva.errors import check
 from gva.model import GvaConfig, GvaForCausalLM
@@ -32,6 +34,14 @@ class Place:
     def recipe(self) -> dict[str, Any]:
         """The recipe of the run, empty without one."""
         return {} if self.run is None else read_run(self.run)["recipe"]
+
+    @property
+    def tokenizer(self) -> str | None:
+        """The fingerprint of the tokenizer that the model was trained with: as its run says, else of the one beside
+        its weights."""
+        told = {} if self.run is None else read_run(self.run)
+        beside = self.weights / FILE
+        return told.get("tokenizer") or (cutting(beside) if beside.is_file() else None)
 
     @property
     def tokens(self) -> int | None:
@@ -110,9 +120,18 @@ def load_tokenizer_of(place: Place, vocab_size: int, given: Path | None = None, 
             "which the model was trained with"
         )
     tokenizer = open_tokenizer(found)
+    remedy = "say with --tokenizer which the model was trained with"
+    check_same(found, place.tokenizer, place.run or place.weights, remedy)
     why = f"has {len(tokenizer)} tokens, the model {vocab_size}: it is not the one that the model was trained with"
     check(len(tokenizer) <= vocab_size, "tokenizer", str(found), why)
     return tokenizer
+
+
+def check_data(place: Place, data: Path) -> None:
+    """Refuse a prepared folder whose tokens are not those that the model was trained on."""
+    check_own(open_data(data))
+    remedy = "prepare the text with the model's tokenizer, by --tokenizer"
+    check_same(data / "tokenizer", place.tokenizer, place.run or place.weights, remedy)
 
 
 def open_tokenizer(path: Path) -> Any:

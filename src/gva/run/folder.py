@@ -37,21 +37,23 @@ def locked(out: Path, doing: str = "training") -> Iterator[None]:
         yield
 
 
-def claim(
-    out: Path, identity: dict[str, Any], defaults: dict[str, Any], recipe: dict[str, Any], hardware: str, data: str = ""
-) -> None:
-    """Record what this run is, where it runs and on what data, in words, or refuse to go on with another run's
-    checkpoints."""
+def claim(out: Path, identity: dict[str, Any], defaults: dict[str, Any], facts: dict[str, Any]) -> None:
+    """Record what this run is, with what else is known of it, or refuse to go on with another run's checkpoints."""
     import torch  # for its version alone
 
     refuse_another(out, identity, defaults)
+    if (out / RUN).is_file() and (before := read_run(out).get("tokenizer")) not in (None, facts["tokenizer"]):
+        raise ValueError(
+            f"{out}: holds a run with another tokenizer ({before} -> {facts['tokenizer']}); give the data that it was "
+            "trained on, or another --out"
+        )
     versions = {"gva": gva.__version__, "torch": torch.__version__, "commit": commit()}
-    record = {"identity": identity, "recipe": recipe, "versions": versions, "hardware": hardware, "data": data}
-    write_atomically(out / RUN, json.dumps(record, indent=2))
+    write_atomically(out / RUN, json.dumps({"identity": identity, **facts, "versions": versions}, indent=2))
 
 
 def read_run(out: Path) -> dict[str, Any]:
-    """What a run recorded of itself: its identity (model, recipe, data), the whole recipe, versions."""
+    """What a run recorded of itself: its identity (model, recipe, data), the whole recipe, versions, the fingerprint of
+    its tokenizer."""
     remedy = "it says what the run is, so copy it again, or train in another --out"
     record = read_object(out / RUN, remedy)
     found = _flatten(record.get("identity"))

@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from gva.data.publish import publish
+from gva.data.same import check_own
 from gva.data.source import Dataset
 from gva.model import GvaForCausalLM
 from gva.run.files import within
@@ -22,6 +23,7 @@ def export_model(model: GvaForCausalLM, recipe: Recipe, data: Dataset, run: Path
     out = within(run, MODEL)
     if not total_norm(parameter.detach() for parameter in model.parameters()).isfinite():
         raise ArithmeticError(f"{out}: not written, because weights are not numbers; train again, in another --out")
+    check_own(data)
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     weights = get_model_state_dict(model, options=options)
     if ranks.first:

@@ -16,6 +16,7 @@ from torch.distributed.fsdp import FSDPModule
 from gva import cost
 from gva.config import GvaConfig
 from gva.data.batches import IGNORED, Batches
+from gva.data.same import check_own, cutting
 from gva.data.source import Dataset, described, make_batches, open_data
 from gva.errors import check
 from gva.model import GvaForCausalLM
@@ -74,13 +75,19 @@ def train(
     """
     train_set, valid_set = open_data(data), open_data(data, "valid")
     _check_fit(config, recipe, train_set)
+    check_own(train_set)
     valid = make_batches(valid_set, recipe.length, 1, 0, recipe.document_mask)
     tasks = measure.load_tasks(recipe, data / "tokenizer", config.max_position_embeddings)
     with process_group(device) as ranks, locked(out) if ranks.first else nullcontext():
         identity = identity_of(config, recipe, train_set, valid_set)
         if ranks.first:
-            words = described(train_set)
-            claim(out, identity, identity_defaults(), asdict(recipe), ranks.hardware, words)
+            facts = {
+                "recipe": asdict(recipe),
+                "hardware": ranks.hardware,
+                "data": described(train_set),
+                "tokenizer": cutting(data / "tokenizer"),
+            }
+            claim(out, identity, identity_defaults(), facts)
         dist.barrier(ranks.side)
         if _is_trained(out, recipe, ranks):
             return
