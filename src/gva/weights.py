@@ -12,8 +12,10 @@ from gva.run.files import FolderError, inside, read_object
 
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
-# How commands open a folder with transformers: none of its Python, no pickle, no kernel that its config would fetch.
-AS_DATA = {"trust_remote_code": False, "use_safetensors": True, "attn_implementation": "sdpa"}
+# How commands open a folder with transformers: none of its Python, nor a question whose yes runs it; of its weights, no
+# pickle, and no kernel that its config would fetch.
+CODELESS = {"trust_remote_code": False}
+AS_DATA = {**CODELESS, "use_safetensors": True, "attn_implementation": "sdpa"}
 
 
 def verify_folder(folder: str | os.PathLike) -> None:

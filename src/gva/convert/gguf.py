@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, GenerationConfig
 
 from gva.run.files import FolderError
+from gva.weights import CODELESS
 
 _NAMES = {
     "token_embd": "model.embed_tokens",
@@ -70,7 +71,8 @@ class GgufFile:
         return values.unflatten(0, (heads, -1, 2)).transpose(1, 2).reshape(values.shape)
 
     def save_companions(self, folder: Path) -> bool:
-        AutoTokenizer.from_pretrained(self.path.parent, gguf_file=self.path.name).save_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(self.path.parent, gguf_file=self.path.name, **CODELESS)
+        tokenizer.save_pretrained(folder)
         GenerationConfig(**{name: self.config[name] for name in self.config if name.endswith("_token_id")}
                          ).save_pretrained(folder)  # fmt: skip
         return True

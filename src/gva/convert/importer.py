@@ -64,7 +64,12 @@ def _check_tensors(source: Source, config: GvaConfig, path: Path) -> list[str]:
 
 
 def _cast(source: Source, name: str, dtype: torch.dtype) -> tuple[str, Tensor]:
-    return name, source.load(name).to(dtype).contiguous()
+    tensor = source.load(name).to(dtype).contiguous()
+    if not tensor.isfinite().all():
+        raise FolderError(
+            f"{name} has weights that are not numbers in {dtype}; copy the checkpoint again, or give --dtype"
+        )
+    return name, tensor
 
 
 def _write(folder: Path, tensors: Iterator[tuple[str, Tensor]]) -> None:

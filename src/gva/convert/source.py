@@ -11,14 +11,15 @@ from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from gva.convert.families import FAMILIES
-from gva.run.files import FolderError, read_object
-from gva.weights import WEIGHTS, shards_of, verify_folder
+from gva.run.files import FolderError, read_object, to_copy
+from gva.weights import CODELESS, WEIGHTS, shards_of, verify_folder
 
 # What a folder holds besides config and weights that goes with the model.
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
               "merges.txt", "tokenizer.model", "chat_template.jinja", "chat_template.json")  # fmt: skip
 _LICENCES = ("LICENSE*", "NOTICE*", "USE_POLICY*")
 _FLOATS = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _FLOATS.values()}
 _OLD_BUFFERS = "rotary_emb.inv_freq"  # which early Llama checkpoints stored, and nobody reads
 
 
@@ -53,9 +54,12 @@ class Folder:
     def __init__(self, path: Path) -> None:
         self.path = path
         stored = read_object(path / "config.json", "copy the checkpoint again")
+        named = stored.get("dtype") or stored.get("torch_dtype")
+        if named not in (None, *_DTYPES):
+            raise FolderError(f"{path / 'config.json'}: dtype={named!r}: must be one of {list(_DTYPES)}")
         # Of a family that we know, transformers fills in what the file leaves to its defaults.
         known = stored.get("model_type") in FAMILIES
-        self.config = AutoConfig.from_pretrained(path).to_dict() if known else stored
+        self.config = AutoConfig.from_pretrained(path, **CODELESS).to_dict() if known else stored
         verify_folder(path)
         self.files: dict[str, Path] = {}
         self.shapes = {}
@@ -65,7 +69,7 @@ class Folder:
                 raise FileNotFoundError(
                     f"{path / file}: no safetensors there; save the checkpoint again with transformers' save_pretrained"
                 )
-            with safe_open(path / file, "pt") as tensors:
+            with safe_open(to_copy(path / file), "pt") as tensors:
                 for name in tensors.keys():  # noqa: SIM118 - it is no dict
                     self.files[name], entry = path / file, tensors.get_slice(name)
                     self.shapes[name], kinds[name] = tuple(entry.get_shape()), entry.get_dtype()
@@ -73,8 +77,7 @@ class Folder:
         for name in self.shapes:
             if kinds[name] not in _FLOATS:
                 raise FolderError(f"{self.files[name]}: {name} is {kinds[name]}: must be one of {list(_FLOATS)}")
-        named = stored.get("dtype") or stored.get("torch_dtype")
-        self.dtype = getattr(torch, str(named)) if named else _FLOATS[next(iter(kinds.values()), "F32")]
+        self.dtype = _FLOATS[next(iter(kinds.values()), "F32")] if named is None else _DTYPES[named]
 
     def load(self, name: str) -> Tensor:
         with safe_open(self.files[name], "pt") as tensors:
@@ -83,10 +86,11 @@ class Folder:
     def save_companions(self, folder: Path) -> bool:
         patterns = (*_TOKENIZER, *_LICENCES, "generation_config.json")
         for file in (file for pattern in patterns for file in self.path.glob(pattern)):
-            shutil.copyfile(file, folder / file.name)
+            shutil.copyfile(to_copy(file), folder / file.name)
         if not (folder / "generation_config.json").is_file():
-            GenerationConfig.from_model_config(AutoConfig.from_pretrained(self.path)).save_pretrained(folder)
+            usual = GenerationConfig.from_model_config(AutoConfig.from_pretrained(self.path, **CODELESS))
+            usual.save_pretrained(folder)
         held = [name for name in _TOKENIZER if (folder / name).is_file()]
         if held and "tokenizer.json" not in held:  # a slow one; transformers makes a fast one of it
-            AutoTokenizer.from_pretrained(self.path).save_pretrained(folder)
+            AutoTokenizer.from_pretrained(self.path, **CODELESS).save_pretrained(folder)
         return bool(held)

@@ -19,7 +19,7 @@ from gva.run.checkpoints import path_of, read_checkpoint, step_of, steps_in
 from gva.run.folder import CHECKPOINTS, MODEL, RUN, read_run
 from gva.run.metrics import read_metrics
 from gva.run.storage import LIST
-from gva.weights import AS_DATA, verify_folder
+from gva.weights import AS_DATA, CODELESS, verify_folder
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def open_tokenizer(path: Path) -> Any:
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     if path.is_dir() and (path / "tokenizer_config.json").is_file():
-        return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(path, **CODELESS)
     plain = load_tokenizer(path)
     file = path / FILE if path.is_dir() else path
     return PreTrainedTokenizerFast(tokenizer_file=str(file), eos_token=plain.tokenizer.id_to_token(plain.end))

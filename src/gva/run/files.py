@@ -32,6 +32,16 @@ def within(folder: Path, name: str) -> Path:
     return path
 
 
+def to_copy(path: Path) -> Path:
+    """The same for a file that will be copied: a link could put a secret of this machine beside what is given away. The
+    hub's cache is one folder, in which a snapshot is links into `blobs`."""
+    folder = path.parent.resolve()
+    whole = folder.parents[1] if folder.parent.name == "snapshots" else folder
+    if not path.resolve().is_relative_to(whole):
+        raise FolderError(f"{path}: a link to {path.resolve()}, outside of the folder; put a copy in its place")
+    return path
+
+
 def subfolder(folder: Path, name: str) -> Path:
     """A folder of `folder` to write into, made if need be."""
     path = within(folder, name)
