@@ -1,7 +1,7 @@
 """`make faults`: every job ended at many of its file operations, run again, and compared with one that nobody ended.
 
-The row of a job in the CSV is written as it is through, and those of others stay; `python benchmarks/table.py` puts the
-table into docs/reliability.md.
+The row of a job in the CSV is kept up to date, so that a stopped sweep counts what it did, and those of others stay;
+`python benchmarks/table.py` puts the table into docs/reliability.md.
 """
 
 import argparse
@@ -10,6 +10,7 @@ import random
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +40,37 @@ def main() -> int:
             if arguments.job and job.name not in arguments.job:
                 continue
             trial = Trial(injector, job, inputs, Path(scratch) / job.name.replace(" ", "-"))
-            found = sweep(trial, arguments.kills, arguments.full)
-            keep(arguments.out, {"job": job.name, "operations": trial.operations, **found, **versions})
+            for found in sweep(trial, arguments.kills, arguments.full):
+                keep(arguments.out, {"job": job.name, "operations": trial.operations, **found, **versions})
             print(
                 f"{job.name}: {found['kills']} kills, {found['disk_full']} full disks, {found['lost']} lost", flush=True
             )
             lost += found["lost"]
     return 1 if lost else 0
+
+
+def sweep(trial: Trial, most: int, full: int) -> Iterator[dict[str, int]]:
+    """Kills, and full disks, over all operations of a job in any order: how many so far, how many lost something."""
+    started, rng = time.monotonic(), random.Random(0)
+    # Of every second one the try after it is killed too, wherever that happens to be.
+    kills = [
+        (at, half, KILL, rng.randint(1, trial.operations) if number % 2 else 0)
+        for number, (at, half) in enumerate(spread(trial.operations, most))
+    ]
+    tries = [*kills, *((at, half, FULL, 0) for at, half in spread(trial.operations, full))]
+    rng.shuffle(tries)
+    found = dict.fromkeys(("kills", "halfway", "twice", "disk_full", "lost", "seconds"), 0)
+    for at, half, mode, then in tqdm(tries, desc=trial.job.name, disable=not sys.stderr.isatty()):
+        killed = mode == KILL
+        if told := trial.fails_at(at, half, mode, then):
+            found["lost"] += 1
+            how = "killed" if killed else "full disk"
+            print(f"{trial.job.name}, {how} at operation {at}{', halfway' * half}, then {then}: {told}", flush=True)
+        found["kills"] += killed * (1 + (then > 0))
+        found["halfway"] += killed * half
+        found["twice"] += then > 0
+        found["disk_full"] += not killed
+        yield found | {"seconds": round(time.monotonic() - started)}
 
 
 def keep(path: Path, row: dict[str, Any]) -> None:
@@ -59,30 +84,6 @@ def keep(path: Path, row: dict[str, Any]) -> None:
         table = csv.DictWriter(file, FIELDS, lineterminator="\n")
         table.writeheader()
         table.writerows(rows[job.name] for job in JOBS if job.name in rows)
-
-
-def sweep(trial: Trial, most: int, full: int) -> dict[str, int]:
-    """Kills, and full disks, over all operations of a job; how many left something lost."""
-    started, rng, lost = time.monotonic(), random.Random(0), 0
-    # Of every second one the try after it is killed too, wherever that happens to be.
-    kills = [
-        (at, half, KILL, rng.randint(1, trial.operations) if number % 2 else 0)
-        for number, (at, half) in enumerate(spread(trial.operations, most))
-    ]
-    disks = [(at, half, FULL, 0) for at, half in spread(trial.operations, full)]
-    for at, half, mode, then in tqdm([*kills, *disks], desc=trial.job.name, disable=not sys.stderr.isatty()):
-        if told := trial.fails_at(at, half, mode, then):
-            lost += 1
-            how = "full disk" if mode == FULL else "killed"
-            print(f"{trial.job.name}, {how} at operation {at}{', halfway' * half}, then {then}: {told}", flush=True)
-    return {
-        "kills": len(kills) + sum(then > 0 for *_, then in kills),
-        "halfway": sum(half for _, half, *_ in kills),
-        "twice": sum(then > 0 for *_, then in kills),
-        "disk_full": len(disks),
-        "lost": lost,
-        "seconds": round(time.monotonic() - started),
-    }
 
 
 if __name__ == "__main__":
