@@ -12,12 +12,14 @@ from typing import IO
 from gva.run.files import opened, remove
 
 
-def write_atomically(path: Path, content: bytes | str) -> None:
-    """Replaces what has the name, a link too, and never what a link leads to."""
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write to, which takes the name once it is whole. It replaces what has the name, a link too, and never
+    what a link leads to."""
     file, temporary = _beside(path)
     try:
         with file:
-            file.write(content.encode() if isinstance(content, str) else content)
+            yield file
             file.flush()
             os.fsync(file.fileno())  # or a machine that fails finds the name without the bytes
             os.replace(temporary, path)
@@ -25,6 +27,11 @@ def write_atomically(path: Path, content: bytes | str) -> None:
         with suppress(OSError):
             remove(temporary)
         raise
+
+
+def write_atomically(path: Path, content: bytes | str) -> None:
+    with replacing(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
 
 
 def _beside(path: Path) -> tuple[IO[bytes], Path]:
