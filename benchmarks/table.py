@@ -290,6 +290,17 @@ def checkpoint_table() -> str:
     return markdown(header, lines, rows[-1], f" Medians of {rows[-1]['rounds']} rounds.")
 
 
+def faults_table() -> str:
+    """Jobs are swept one by one, each at a commit of its own."""
+    rows, counts = read("faults"), ("kills", "halfway", "twice", "disk_full", "lost")
+    header = ["command", "file operations", "kills", "halfway through a write", "in the second try", "full disks",
+              "lost", "commit"]  # fmt: skip
+    lines = [[r["job"], r["operations"], *(r[name] for name in counts), r["commit"]] for r in rows]
+    total = ["all", "", *(str(sum(int(r[name]) for r in rows)) for name in counts), ""]
+    made = sorted({f"{r['gpu']}, torch {r['torch']}, gva {r['gva']}" for r in rows})
+    return "\n".join([grid(header, [*lines, total]), "", f"{'; '.join(made)}."])
+
+
 def pages() -> dict[pathlib.Path, str]:
     """Every generated file and what it should hold."""
     decode = last_run("decode")
@@ -302,7 +313,7 @@ def pages() -> dict[pathlib.Path, str]:
         },
         "serving": {"serving": serving_table()},
         "training": {"train": training_table(), "document mask": mask_table()},
-        "reliability": {"checkpoint": checkpoint_table()},
+        "reliability": {"faults": faults_table(), "checkpoint": checkpoint_table()},
     }
     found = {ROOT / "docs" / f"{name}.md": content for name, content in tables.items()}
     return {

@@ -22,7 +22,20 @@ from faults.injector import FULL, KILL, Injector
 from faults.jobs import JOBS, Trial, spread, write_inputs
 from gva.run.folder import commit
 
-FIELDS = ("job", "operations", "kills", "halfway", "twice", "disk_full", "lost", "seconds", "gva", "torch", "commit")
+FIELDS = (
+    "job",
+    "operations",
+    "kills",
+    "halfway",
+    "twice",
+    "disk_full",
+    "lost",
+    "seconds",
+    "gva",
+    "gpu",
+    "torch",
+    "commit",
+)
 
 
 def main() -> int:
@@ -32,7 +45,7 @@ def main() -> int:
     parser.add_argument("--job", action="append", help="these alone; repeatable")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/faults.csv"))
     arguments = parser.parse_args()
-    versions = {"gva": gva.__version__, "torch": torch.__version__, "commit": commit()}
+    versions = {"gva": gva.__version__, "gpu": "cpu", "torch": torch.__version__, "commit": commit()}
     lost = 0
     with tempfile.TemporaryDirectory() as scratch, Injector(Path(scratch)) as injector:
         inputs = write_inputs(injector, Path(scratch) / "inputs")

@@ -28,6 +28,9 @@ class Job:
     left: Callable[[Path], Any]  # what a folder holds that must not depend on kills
     before: tuple["Job", ...] = ()
 
+    def __str__(self) -> str:
+        return self.name
+
 
 def tree(folder: Path) -> dict[str, bytes]:
     """Every file, hidden and left-over ones too, but for the locks that a next process takes."""

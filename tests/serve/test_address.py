@@ -28,6 +28,15 @@ def test_loopback_unless_told_otherwise(flags, added, told, monkeypatch):
     assert told in address(Flags.of(flags)).told
 
 
+def test_an_empty_address_is_none_and_an_empty_key_too(monkeypatch):
+    """vLLM would listen on every address of the machine, and take no key from the environment."""
+    monkeypatch.setenv("VLLM_API_KEY", "k")
+    for words in (["--host", ""], ["--host="]):
+        with pytest.raises(ValueError, match="--host='': names no address"):
+            address(Flags.of(words))
+    assert "without --api-key: whoever reaches it may use it" in address(Flags.of(["--api-key", ""])).told
+
+
 def test_what_a_file_of_flags_says_counts(tmp_path, monkeypatch):
     (tmp_path / "flags.yaml").write_text("host: 0.0.0.0\nport: 77\napi-key: k\n")
     flags = ["--config", str(tmp_path / "flags.yaml")]

@@ -3,6 +3,7 @@
 import os
 from dataclasses import dataclass
 
+from gva.errors import check
 from gva.serve.flags import Flags
 
 LOOPBACK, PORT = "127.0.0.1", "8000"
@@ -34,5 +35,7 @@ class Address:
 
 def address(flags: Flags) -> Address:
     host, port, socket = (flags.value(name) for name in ("host", "port", "uds"))
-    key = flags.value("api-key") or os.environ.get("VLLM_API_KEY")
+    check(host != "", "--host", "", "names no address; leave it out to listen on this machine alone")
+    told = flags.value("api-key")
+    key = os.environ.get("VLLM_API_KEY") if told is None else told  # an empty flag is no key, whatever is in that
     return Address(host, port or PORT, socket, bool(key))
