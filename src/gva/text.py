@@ -2,8 +2,8 @@
 
 from collections.abc import Collection
 
-# The control characters, among them the escape, those that turn the direction of what follows, and halves of a character,
-# which no terminal can be given.
+# The control characters, among them the escape, those that turn the direction of what follows, and halves of a
+# character, which no terminal can be given.
 _RANGES = ((0, 32), (127, 160), (0x202A, 0x202F), (0x2066, 0x206A), (0xD800, 0xE000))
 _COMMANDS = {chr(number) for first, end in _RANGES for number in range(first, end)}
 

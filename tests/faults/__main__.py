@@ -22,20 +22,8 @@ from faults.injector import FULL, KILL, Injector
 from faults.jobs import JOBS, Trial, spread, write_inputs
 from gva.run.folder import commit
 
-FIELDS = (
-    "job",
-    "operations",
-    "kills",
-    "halfway",
-    "twice",
-    "disk_full",
-    "lost",
-    "seconds",
-    "gva",
-    "gpu",
-    "torch",
-    "commit",
-)
+COUNTS = ("kills", "halfway", "twice", "disk_full", "lost", "seconds")
+FIELDS = ("job", "operations", *COUNTS, "gva", "gpu", "torch", "commit")
 
 
 def main() -> int:
@@ -72,7 +60,7 @@ def sweep(trial: Trial, most: int, full: int) -> Iterator[dict[str, int]]:
     ]
     tries = [*kills, *((at, half, FULL, 0) for at, half in spread(trial.operations, full))]
     rng.shuffle(tries)
-    found = dict.fromkeys(("kills", "halfway", "twice", "disk_full", "lost", "seconds"), 0)
+    found = dict.fromkeys(COUNTS, 0)
     for at, half, mode, then in tqdm(tries, desc=trial.job.name, disable=not sys.stderr.isatty()):
         killed = mode == KILL
         if told := trial.fails_at(at, half, mode, then):

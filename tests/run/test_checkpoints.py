@@ -20,6 +20,12 @@ def test_only_the_last_checkpoints_are_kept(tmp_path, data):
     assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["step-00000009", "step-00000012"]
 
 
+def test_an_old_one_that_a_kill_kept_goes_when_the_run_goes_on(tmp_path, data, two_steps):
+    """Even where nothing is left to train, so that no further one is written."""
+    resumed(data, two_steps, tmp_path, lambda folder: (folder / "step-00000002").mkdir())
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["step-00000004", "step-00000008"]
+
+
 def test_a_full_disk_names_the_checkpoint_that_is_left(tmp_path, data, monkeypatch):
     import torch.distributed.checkpoint.filesystem as filesystem
 

@@ -10,7 +10,7 @@ import pytest
 from gva.report import write_report
 from gva.run.metrics import read_metrics, record
 from gva.study.results import NotComparable, load
-from study.folders import DATA, write_run
+from study.folders import DATA, SPEED, write_run
 
 
 def test_differences_are_paired_by_seed(tmp_path):
@@ -244,13 +244,28 @@ def test_a_run_without_a_number_at_its_end_is_no_row(tmp_path, spoil, why):
     ("diagnostics", lambda line: line.pop("previous_token_attention")),
     ("tasks", lambda line: line["results"]["arc_easy"].update(acc_norm=NAN)),
     ("tasks", lambda line: line.update(results={"arc_easy": 3})),
+    ("tasks", lambda line: line["results"]["arc_easy"].update(acc_stderr="<b>")),
+    ("decode", lambda line: line.pop("step_ms")), ("decode", lambda line: line.update(tokens_per_second=0)),
+    ("decode", lambda line: line.update(gpu=["H200"])), ("decode", lambda line: line.update(reason=3)),
 ])  # fmt: skip
 def test_a_line_that_is_not_of_numbers_costs_itself_and_says_so(tmp_path, kind, change):
     write_run(tmp_path, "gqa", 0, 4.0)
-    spoiled(write_run(tmp_path, "mla", 0, 4.1, tasks={"arc_easy": 0.4}), kind, change, 40)
+    spoilt = write_run(tmp_path, "mla", 0, 4.1, tasks={"arc_easy": 0.4})
+    record(spoilt, {"kind": "decode", "step": 40, **SPEED})
+    spoiled(spoilt, kind, change, 40)
     results = load([tmp_path])
     assert results.row("mla").valid_loss.mean == pytest.approx(4.1)
     assert results.row("mla").runs[0].tasks == ({} if kind == "tasks" else results.row("mla").runs[0].tasks)
     assert f"mla:0: lines of its metrics ({kind}) are damaged, and left out." in results.notes
     write_report(results, tmp_path / "report")
     assert not re.search(r"\bnan\b|\binf\b", (tmp_path / "report" / "curves.csv").read_text())
+
+
+def test_accuracies_over_one_item_have_no_error_and_a_report(tmp_path):
+    for name in ("gqa", "mla"):
+        run = write_run(tmp_path, name, 0, 4.0, tasks={"arc_easy": 1.0}, items=1)
+        spoiled(run, "tasks", lambda line: line["results"]["arc_easy"].update(acc_stderr=None, acc_norm_stderr=None))
+    results = load([tmp_path])
+    assert results.tasks() == ["arc_easy"]
+    write_report(results, tmp_path / "report")
+    assert "Standard errors" not in (tmp_path / "report" / "report.md").read_text()

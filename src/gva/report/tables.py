@@ -219,8 +219,10 @@ def _yardsticks(results: Results, tasks: list[str]) -> str:
     if len(chance) == len(tasks):
         each = ", ".join(f"{100 * value:.2f}" for value in chance)
         told += f"Guessing scores {each}; {100 * sum(chance) / len(chance):.2f} on average. "
-    errors = ", ".join(f"{100 * max(map(standard_error, found)):.2f}" for found in scored)
-    return told + f"Standard errors over items: {errors} at most. "
+    errors = [[error for result in found if (error := standard_error(result)) is not None] for found in scored]
+    if not all(errors):
+        return told
+    return told + f"Standard errors over items: {', '.join(f'{100 * max(found):.2f}' for found in errors)} at most. "
 
 
 def task_score(run: Run, task: str) -> float | None:

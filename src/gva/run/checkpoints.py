@@ -40,6 +40,7 @@ class Checkpoints:
         if ranks.first:
             for left in subfolder(out, CHECKPOINTS).glob(f"*{UNFINISHED}"):
                 remove(left)  # a link too, through which the next one would be written
+            self._forget_old()  # as a kill may have prevented
         dist.barrier(ranks.side)
 
     def steps(self) -> list[int]:
@@ -97,15 +98,18 @@ class Checkpoints:
             record = {"run": self.identity, "step": step, "files": files}
             write_atomically(self._unfinished(step) / RECORD, json.dumps(record, indent=2))
             os.replace(self._unfinished(step), self.path(step))
-            for old in self.steps()[: -self.keep]:
-                with suppress(OSError):
-                    remove(self.path(old))
+            self._forget_old()
         dist.barrier(self.ranks.side)
 
     def load(self, step: int, state: dict[str, Tensor]) -> None:
         earlier = [other for other in self.steps() if other < step]
         before = f"go on from the one before, of step {earlier[-1]}" if earlier else "begin again"
         read_checkpoint(self.path(step), state, self.identity, f"remove it to {before}", self.ranks.side)
+
+    def _forget_old(self) -> None:
+        for old in self.steps()[: -self.keep]:
+            with suppress(OSError):
+                remove(self.path(old))
 
     def _unfinished(self, step: int) -> Path:
         return self.path(step).with_name(self.path(step).name + UNFINISHED)

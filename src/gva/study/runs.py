@@ -98,9 +98,9 @@ def score(result: dict[str, Any]) -> float:
     return result["acc"] if result.get("acc_norm") is None else result["acc_norm"]
 
 
-def standard_error(result: dict[str, Any]) -> float:
-    """Of that accuracy, over the items."""
-    return result["acc_stderr"] if result.get("acc_norm") is None else result["acc_norm_stderr"]
+def standard_error(result: dict[str, Any]) -> float | None:
+    """Of that accuracy, over the items; of one item there is none."""
+    return result.get("acc_stderr" if result.get("acc_norm") is None else "acc_norm_stderr")
 
 
 def speed_conditions(line: dict[str, Any]) -> tuple[Any, ...]:
@@ -128,12 +128,24 @@ _SHAPES: dict[str, dict[str, Any]] = {
     "eval": {"valid_loss": 0.0, "bits_per_byte": 0.0, "valid_tokens": 0, "loss_by_position": [0.0]},
     "diagnostics": {"first_copy_loss": 0.0, "second_copy_loss": 0.0, "previous_token_attention": [[0.0]]},
     "tasks": {"tokens": 0, "results": {"*": {"acc": 0.0, "items": 0}}},
+    "decode": {
+        "tokens_per_second": 0.0, "step_ms": 0.0, "cache_bytes": 0, "batch": 0, "context": 0, "attention": "",
+        "gpu": "", "torch": "", "dtype": "",
+    },
     "done": {"tokens": 0},
-}
+}  # fmt: skip
+_NO_SPEED = {"reason": ""}  # of a decode line instead
+_IF_ANY = ("acc_norm", "acc_stderr", "acc_norm_stderr", "chance")  # a number or none in the results of a task
 
 
 def _is_sound(line: dict[str, Any]) -> bool:
-    return _has_shape(line, _SHAPES.get(line["kind"], {})) and _is_finite(line)
+    shape = _NO_SPEED if line["kind"] == "decode" and "reason" in line else _SHAPES.get(line["kind"], {})
+    if not _has_shape(line, shape) or not _is_finite(line):
+        return False
+    if line["kind"] == "decode":
+        return "reason" in line or line["tokens_per_second"] > 0
+    results = line["results"].values() if line["kind"] == "tasks" else []
+    return all(type(result.get(name)) in (int, float, type(None)) for result in results for name in _IF_ANY)
 
 
 def _has_shape(value: Any, example: Any) -> bool:
@@ -142,7 +154,7 @@ def _has_shape(value: Any, example: Any) -> bool:
     if isinstance(example, dict):
         named = dict.fromkeys(value, example["*"]) if "*" in example and isinstance(value, dict) else example
         return isinstance(value, dict) and all(_has_shape(value.get(name), part) for name, part in named.items())
-    return type(value) in (int, float)
+    return isinstance(value, str) if isinstance(example, str) else type(value) in (int, float)
 
 
 def _is_finite(value: Any) -> bool:
