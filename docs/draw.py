@@ -55,7 +55,7 @@ def text(x: float, y: float, words: str, kind: str = "") -> str:
 
 BOX_WIDTH, BOX_HEIGHT, PITCH = 98, 38, 66
 EVERYWHERE = {"errors", "text", "presets", "remote"}  # import nothing, and whoever wants may import them: not drawn
-EVERYWHERE |= {"convert"}  # nobody but cli imports it: not drawn either
+EVERYWHERE |= {"convert", "nn"}  # nobody imports them but cli and users: not drawn either
 # From the left in pixels, from the top in rows, and what is in it.
 PLACES = {
     "cli": (234, 0, "parses, prints"),

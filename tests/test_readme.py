@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gva import VARIANTS, GvaConfig, cost
+from gva.nn import GroupedValueAttention
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -30,14 +31,14 @@ def run(command, cwd):
 
 @pytest.fixture(scope="module")
 def pasted(tmp_path_factory):
-    """The output of the Python snippet, run in an empty folder; later commands find there what it saved."""
+    """The outputs of the Python snippets, run in an empty folder; later commands find there what they saved."""
     folder = tmp_path_factory.mktemp("reader")
     outputs = [run([sys.executable, "-c", snippet], folder) for snippet in blocks("python")]
-    return folder, outputs[0]
+    return folder, outputs
 
 
 def test_the_python_snippet_runs_when_pasted(pasted):
-    _, output = pasted
+    output = pasted[1][0]
     assert "cached scalars per token and layer: 112.0" in output
     assert re.search(r"tokens \[(\d+, ){7}\d+\]", output)
     snippet = blocks("python")[0]
@@ -45,6 +46,16 @@ def test_the_python_snippet_runs_when_pasted(pasted):
     small = GvaConfig.preset("small")
     assert f"{cost.parameters(small)['total'] / 1e6:.0f}M parameters" in snippet
     assert f"112; GQA: {cost.cache_scalars_per_token_per_layer(GvaConfig.preset('small', 'gqa'))}" in snippet
+
+
+def test_the_layer_in_a_plain_block(pasted):
+    (snippet,) = [code for code in blocks("python") if "GroupedValueAttention" in code]
+    assert len([line for line in snippet.splitlines() if line.strip()]) <= 20
+    (output,) = [text for text in pasted[1] if "largest difference" in text]
+    assert float(output.split()[-1]) < 1e-4
+    layer = GroupedValueAttention(512, 8)
+    gqa = cost.cache_scalars_per_token_per_layer(GvaConfig.preset("small", "gqa"))  # of the same width and heads
+    assert f"{layer.config.row.scalars} scalars a token; GQA: {gqa}" in snippet
 
 
 def commands():

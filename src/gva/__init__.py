@@ -1,6 +1,6 @@
 """Grouped Value Attention: language models whose KV cache holds values and one small positional key.
 
-Names load when they are touched: `gva.ops` and `gva.cost` need torch alone, the model classes import
+Names load when they are touched: `gva.ops`, `gva.nn` and `gva.cost` need torch alone, the model classes import
 transformers and register themselves with its Auto classes.
 """
 
@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gva import cost, diagnostics, ops
+    from gva import cost, diagnostics, nn, ops
     from gva.config import PRESETS, VARIANTS
     from gva.model import GvaConfig, GvaForCausalLM, GvaModel
     from gva.paged.cache import PagedCache
@@ -30,7 +30,7 @@ _HOME = {
     "PRESETS": "gva.config",
     "VARIANTS": "gva.config",
 }
-_SUBMODULES = ("cost", "diagnostics", "ops")
+_SUBMODULES = ("cost", "diagnostics", "nn", "ops")
 
 __all__ = [
     "PRESETS",
@@ -42,6 +42,7 @@ __all__ = [
     "PagedGenerator",
     "cost",
     "diagnostics",
+    "nn",
     "ops",
 ]
 
