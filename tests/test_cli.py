@@ -1,12 +1,17 @@
 """The command line: tables and JSON, and errors that name what was meant."""
 
+import errno
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
 
+import gva
 from gva import VARIANTS, check
-from gva.cli import bench, main
+from gva.cli import bench, main, train
 from models import tiny_model
 
 LLAMA = {
@@ -144,6 +149,65 @@ def test_the_self_check_checks_what_it_shows(capsys, monkeypatch):
     monkeypatch.setattr(check, "TOLERANCE", 0.0)
     assert main(["check"]) == 1
     assert "FAILED" in capsys.readouterr().out
+
+
+def test_the_version_and_the_help_of_every_field(capsys):
+    for words, told in ((["--version"], f"gva {gva.__version__}\n"), (["train", "--help"], "\n  weight_decay=0.1 ")):
+        with pytest.raises(SystemExit) as stopped:
+            main(words)
+        assert stopped.value.code == 0
+        assert told in capsys.readouterr().out
+
+
+def test_a_gpu_that_is_not_there_is_told_first(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for command in (["train", "--preset", "demo", "--out"], ["compare", "--preset", "demo", "--out"], ["eval"]):
+        assert main([*command, str(tmp_path / "new"), "--device", "cuda"]) == 2
+        assert "--device='cuda': torch sees no NVIDIA GPU here; leave it out" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("words", [["lr=-1"], ["--seed", "-1"], ["eps=nan"], ["--steps", "0"]], ids=" ".join)
+@pytest.mark.parametrize("command", ["train", "compare"])
+def test_what_cannot_be_trained_leaves_nothing_behind(capsys, tmp_path, command, words):
+    """So that the corrected command is not refused for another identity."""
+    if command == "compare" and words[0] == "--seed":
+        words = ["--seeds", "-1"]
+    assert main([command, "--preset", "demo", "--out", str(tmp_path / "new"), *words]) == 2
+    assert "must " in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("command", ["train", "compare"])
+def test_a_folder_of_other_files_is_refused(capsys, tmp_path, command):
+    (tmp_path / "thesis.tex").write_text("")
+    (tmp_path / "photos").mkdir()
+    assert main([command, "--preset", "demo", "--out", str(tmp_path)]) == 2
+    told = capsys.readouterr().err
+    assert f"{tmp_path}: a folder of other files (photos, thesis.tex); give another --out" in told
+    assert {path.name for path in tmp_path.iterdir()} == {"photos", "thesis.tex"}
+    assert main([command, "--preset", "demo", "--out", str(tmp_path / "thesis.tex")]) == 2
+    assert "not a folder; give another --out" in capsys.readouterr().err
+
+
+def test_a_full_disk_says_what_to_do(capsys, monkeypatch):
+    def write(arguments):
+        raise OSError(errno.ENOSPC, "No space left on device", "run/model")
+
+    monkeypatch.setattr(train, "run", write)
+    assert main(["train", "--preset", "demo", "--out", "run"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("gva train: ")
+    assert told.endswith("'run/model'; make room and run the same command again\n")
+
+
+def test_threads_do_not_spin_while_they_wait():
+    """What decides it is read when torch is loaded, so no command may have loaded it before."""
+    code = "import gva.cli, os, sys; print('torch' in sys.modules); gva.cli.main(['check']); print(dict(os.environ))"
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("False\n")
+    assert "'OMP_WAIT_POLICY': 'PASSIVE'" in done.stdout
 
 
 def test_benchmarks_run_from_the_command_line(capfd, tmp_path):

@@ -1,6 +1,7 @@
 """The parts of the loop: recipe, schedule, ZClip, optimizer."""
 
 import math
+from dataclasses import fields
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from gva import GvaConfig, cost
 from gva.run.folder import differences
 from gva.train.optimizer import learning_rate, make_optimizer, named_state, set_learning_rate
-from gva.train.recipe import RECIPES, Recipe, build, identity_defaults, identity_of, read_overrides
+from gva.train.recipe import RECIPES, Recipe, build, explained, identity_defaults, identity_of, read_overrides
 from gva.train.zclip import ZClip, scale_gradients, total_norm
 from models import tiny_config, tiny_model
 
@@ -35,6 +36,17 @@ def test_the_papers_tokens():
         ({"steps": True}, r"steps=True: must be of type int"),
         ({"steps": 0}, r"steps=0: must be positive"),
         ({"precision": "fp8"}, r"precision='fp8': must be one of"),
+        ({"lr": -1}, r"lr=-1.0: must be positive"),
+        ({"lr": float("nan")}, r"lr=nan: must be positive"),
+        ({"map_lr": float("inf")}, r"map_lr=inf: must be positive"),
+        ({"min_lr": 1.5}, r"min_lr=1.5: must lie between 0 and 1"),
+        ({"weight_decay": -0.1}, r"weight_decay=-0.1: must not be negative"),
+        ({"beta1": 1}, r"beta1=1.0: must be at least 0 and below 1"),
+        ({"eps": -1}, r"eps=-1.0: must not be negative"),
+        ({"seed": -1}, r"seed=-1: must lie between 0 and 2\^63 - 1"),
+        ({"data_seed": -1}, r"data_seed=-1: must lie between"),
+        ({"eval_every": -1}, r"eval_every=-1: must not be negative"),
+        ({"precision": "fp16"}, r"precision='fp16': must be one of .*; did you mean"),
         ({"warmup": 2000}, r"warmup=2000: must lie between 0 and steps=1200"),
         ({"rope_dim": 3}, r"rope_dim=3: must be even"),
     ],
@@ -42,6 +54,14 @@ def test_the_papers_tokens():
 def test_bad_fields_are_named(overrides, message):
     with pytest.raises(ValueError, match=message):
         build("small", "gva-drope-16", overrides)
+
+
+def test_every_number_of_the_recipe_has_a_range_and_every_field_is_explained():
+    shown = explained()
+    for field in fields(Recipe):
+        assert f"  {field.name}=" in shown
+        assert field.metadata["about"] in shown
+        assert field.metadata["rule"] is not None or type(field.default) in (bool, str), field.name
 
 
 def test_overrides_from_files_and_words(tmp_path):

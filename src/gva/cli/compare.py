@@ -34,13 +34,16 @@ def add(commands: Any) -> None:
     where.add_argument("--no-decode-speed", dest="decode_speed", action="store_false", help=quick)
     where.add_argument("--fa3", type=Path, help="FlashAttention-3 for the decode speed of GQA; by default a vLLM's")
     where.add_argument("--decode-csv", type=Path, help="speed of the kernel to show too, as gva bench decode writes it")
-    compare.add_argument("overrides", nargs="*", metavar="key=value", help="any field of the recipe or the model")
+    compare.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="any field of the recipe (gva train --help) or the model"
+    )
     compare.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     from gva.errors import check
-    from gva.study.matrix import choose
+    from gva.run.folder import refuse_foreign
+    from gva.study.matrix import ROW, choose
     from gva.study.runner import Runner
 
     matrix = _matrix(arguments)
@@ -50,9 +53,11 @@ def run(arguments: argparse.Namespace) -> int:
         from gva.report.panels import decode_speed
 
         decode_speed(arguments.decode_csv)  # what is wrong with it is told before the training, not after
+    check(arguments.ranks > 0, "--ranks", arguments.ranks, "must be positive")
     if arguments.fa3 is not None:
         check(arguments.fa3.is_file(), "--fa3", str(arguments.fa3), "no such file; give vLLM's _vllm_fa3_C.abi3.so")
     out = arguments.out or Path(f"comparison-{arguments.matrix.stem if arguments.matrix else matrix.preset}")
+    refuse_foreign(out, f"*/{ROW}")
     how = {name: getattr(arguments, name) for name in ("device", "weights", "ranks", "decode_speed", "fa3")}
     outcome = Runner(matrix, _data(arguments, out), out, **how).execute(runs)
     if outcome.stopped:

@@ -1,22 +1,29 @@
 """Argument parsing with helpful errors."""
 
 import argparse
+from collections.abc import Callable
 from typing import Any
 
 from gva.errors import nearest
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser that names the nearest option or choice when one is misspelt."""
+    """An ArgumentParser that names the nearest option or choice when one is misspelt.
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    `explain` gives text for the end of the help, when it is asked for: what it tells may be slow to load."""
+
+    def __init__(self, *args: Any, explain: Callable[[], str] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})
+        self.explain = explain
         self.set_defaults(parser=self)  # of a command within a command, the innermost says so last
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             allowed = ", ".join(map(str, action.choices))
             raise argparse.ArgumentError(action, f"{value!r} is none of {allowed}{nearest(str(value), action.choices)}")
+
+    def format_help(self) -> str:
+        return super().format_help() + (f"\n{self.explain()}\n" if self.explain else "")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         parsed, unknown = self.parse_known_args(args, namespace)

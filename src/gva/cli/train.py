@@ -9,7 +9,8 @@ from typing import Any
 
 
 def add(commands: Any) -> None:
-    train = commands.add_parser("train", help="train a variant; run it again to go on after a stop or a kill")
+    about = "train a variant; run it again to go on after a stop or a kill"
+    train = commands.add_parser("train", help=about, explain=_explain)
     train.add_argument("--preset", required=True, help="size and recipe: demo, small, paper-350m")
     train.add_argument("--variant", default="gva", help="the attention; by default gva, the one that we recommend")
     train.add_argument("--data", type=Path, help="a prepared folder; by default the standard library, prepared in OUT")
@@ -23,11 +24,17 @@ def add(commands: Any) -> None:
     train.set_defaults(run=run)
 
 
+def _explain() -> str:
+    from gva.train.recipe import explained
+
+    return explained()
+
+
 def run(arguments: argparse.Namespace) -> int:
     from gva.data.prepare import prepare_standard_library
     from gva.data.shards import INDEX
     from gva.data.source import open_data
-    from gva.run.folder import MODEL
+    from gva.run.folder import MODEL, refuse_foreign
     from gva.run.metrics import METRICS
     from gva.train.loop import Stopped, train
     from gva.train.recipe import build, read_overrides
@@ -36,6 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     named = {"seed": arguments.seed, "data_seed": arguments.data_seed, "steps": arguments.steps}
     overrides |= {name: value for name, value in named.items() if value is not None}
     build(arguments.preset, arguments.variant, overrides)  # a misspelt field is told before any data is prepared
+    refuse_foreign(arguments.out)
     data = arguments.data or arguments.out / "data"
     if arguments.data is None and not (data / INDEX).is_file():
         if int(os.environ.get("RANK", "0")) == 0:

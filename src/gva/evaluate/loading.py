@@ -110,9 +110,7 @@ def _from_training(place: Place) -> GvaForCausalLM:
 
 def load_tokenizer_of(place: Place, vocab_size: int, given: Path | None = None, data: Path | None = None) -> Any:
     """The tokenizer: the one given, else the model's own, else that of the data the run was trained on."""
-    run = [] if place.run is None else [place.run / MODEL, place.run / "data" / "tokenizer"]
-    prepared = [] if data is None else [data / "tokenizer"]
-    folders = [given] if given is not None else [place.weights, *run[:1], *prepared, *run[1:]]
+    folders = [given] if given is not None else tokenizer_places(place, data)
     found = next((f for f in folders if (f / FILE if f.is_dir() else f).is_file()), None)
     if found is None:
         raise FileNotFoundError(
@@ -132,6 +130,12 @@ def check_data(place: Place, data: Path) -> None:
     check_own(open_data(data))
     remedy = "prepare the text with the model's tokenizer, by --tokenizer"
     check_same(data / "tokenizer", place.tokenizer, place.run or place.weights, remedy)
+
+
+def tokenizer_places(place: Place, data: Path | None = None) -> list[Path]:
+    """The folders that may have it, the likeliest first."""
+    run = [] if place.run is None else [place.run / MODEL, place.run / "data" / "tokenizer"]
+    return [place.weights, *run[:1], *([] if data is None else [data / "tokenizer"]), *run[1:]]
 
 
 def open_tokenizer(path: Path) -> Any:

@@ -27,6 +27,7 @@ def validation_loss(
     tokens long."""
     limit = model.config.max_position_embeddings
     check(0 < length <= limit, "length", length, f"must lie between 1 and max_position_embeddings={limit}")
+    check(sequences >= 0, "sequences", sequences, "must not be negative; 0 takes all")
     dataset = TokenDataset(data, "valid")
     tokens, vocabulary = dataset.vocab_size, model.config.vocab_size
     check(tokens <= vocabulary, "data", str(data), f"has {tokens} tokens, the model {vocabulary}")

@@ -17,6 +17,8 @@ RUN = "run.json"  # what the run is
 CHECKPOINTS = "checkpoints"  # what it goes on from
 MODEL = "model"  # what it ends with: a HuggingFace folder
 
+_BEFORE = {"data"}  # what may lie in a folder before it is a run's
+
 # What of a run's identity others read, and how it is written there.
 _NEEDED: dict[str, tuple[type, ...]] = {
     **{f"recipe.{name}": (int,) for name in ("seed", "length", "global_batch")},
@@ -35,6 +37,21 @@ def locked(out: Path, doing: str = "training") -> Iterator[None]:
         except OSError:
             raise BlockingIOError(f"{out}: another process is {doing} here; stop it, or give another --out") from None
         yield
+
+
+def refuse_foreign(out: Path, marks: str = RUN) -> None:
+    """Raise FileExistsError if there is something at `out` that is none of ours: a file, or a folder of other files.
+    `marks` is the pattern of what makes a folder ours."""
+    if out.is_dir():
+        others = sorted({path.name for path in out.iterdir() if not path.name.startswith(".")} - _BEFORE)
+        if not others or any(out.glob(marks)):
+            return
+        told = f"a folder of other files ({', '.join(others[:3])}{', ...' if len(others) > 3 else ''})"
+    elif out.exists() or out.is_symlink():
+        told = "not a folder"
+    else:
+        return
+    raise FileExistsError(f"{out}: {told}; give another --out, a new or an empty folder or one that was begun here")
 
 
 def claim(out: Path, identity: dict[str, Any], defaults: dict[str, Any], facts: dict[str, Any]) -> None:

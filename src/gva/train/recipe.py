@@ -1,8 +1,10 @@
 """What a run is: the hyper-parameters that every variant shares, and how they are given."""
 
 import json
+import math
 import tomllib
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,53 +20,67 @@ FREE = (
 )  # fmt: skip
 
 
+Rule = tuple[str, Callable[[Any], bool]]
+POSITIVE: Rule = "must be positive", lambda value: 0 < value < math.inf
+NOT_NEGATIVE: Rule = "must not be negative", lambda value: 0 <= value < math.inf
+SHARE: Rule = "must lie between 0 and 1", lambda value: 0 <= value <= 1
+BELOW_ONE: Rule = "must be at least 0 and below 1", lambda value: 0 <= value < 1
+SEED: Rule = "must lie between 0 and 2^63 - 1", lambda value: value is None or 0 <= value < 2**63
+
+
+def _field(default: Any, about: str, rule: Rule | list[str] | None = None) -> Any:
+    """A field, what `gva train --help` says of it, and what must hold of its value, or a list of those allowed."""
+    return field(default=default, metadata={"about": about, "rule": rule})
+
+
 @dataclass(frozen=True)
 class Recipe:
     """Sizes are in sequences and tokens, rates per step; the same for every variant."""
 
-    steps: int = 1000
-    length: int = 1024  # tokens per sequence
-    global_batch: int = 64  # sequences per step, over all ranks
-    micro_batch: int = 64  # sequences per forward pass and rank, at most; the rest is accumulated
-    seed: int = 0  # initial weights, and the data order unless data_seed says otherwise
-    data_seed: int | None = None
-    lr: float = 1e-3
-    map_lr: float = 1.0  # rate of GVA's maps M_h, in units of lr
-    min_lr: float = 0.1  # of lr, where the cosine ends
-    warmup: int = 100
-    weight_decay: float = 0.1
-    beta1: float = 0.9
-    beta2: float = 0.95
-    eps: float = 1e-8
-    zclip: bool = True
-    document_mask: bool = False  # no attention across packed documents
-    precision: str = "bf16"  # bf16: autocast over float32 weights; fp32: float32 throughout
-    compile: bool = True
-    parallel: str = "ddp"  # over several ranks: ddp | fsdp
-    activation_checkpointing: bool = False
-    log_every: int = 10
-    checkpoint_every: int = 500
-    keep_checkpoints: int = 2
-    eval_every: int = 250
-    eval_sequences: int = 64
-    diagnostics_every: int = 0  # 0: never
-    tasks_every: int = 0  # 0: never; else also after the last step
-    tasks: str = "paper"  # or a comma-separated list of them
-    tasks_data: str = ""  # the folder of their files
-    tasks_limit: int = 0  # items of each task; 0: all
+    steps: int = _field(1000, "optimizer steps", POSITIVE)
+    length: int = _field(1024, "tokens per sequence", POSITIVE)
+    global_batch: int = _field(64, "sequences per step, over all ranks", POSITIVE)
+    micro_batch: int = _field(64, "sequences per forward pass and rank, at most; the rest is accumulated", POSITIVE)
+    seed: int = _field(0, "of the initial weights, and of the data order unless data_seed says otherwise", SEED)
+    data_seed: int | None = _field(None, "of the data order alone", SEED)
+    lr: float = _field(1e-3, "learning rate after the warm-up", POSITIVE)
+    map_lr: float = _field(1.0, "rate of GVA's maps M_h, in units of lr", POSITIVE)
+    min_lr: float = _field(0.1, "where the cosine ends, in units of lr", SHARE)
+    warmup: int = _field(100, "steps in which the rate rises; a tenth of steps where that is less", NOT_NEGATIVE)
+    weight_decay: float = _field(0.1, "of matrices; gains do not decay", NOT_NEGATIVE)
+    beta1: float = _field(0.9, "of AdamW", BELOW_ONE)
+    beta2: float = _field(0.95, "of AdamW", BELOW_ONE)
+    eps: float = _field(1e-8, "of AdamW", NOT_NEGATIVE)
+    zclip: bool = _field(True, "clip gradients whose norm is an outlier")
+    document_mask: bool = _field(False, "no attention across packed documents")
+    precision: str = _field("bf16", "bf16: autocast over float32 weights; fp32 throughout", ["bf16", "fp32"])
+    compile: bool = _field(True, "through torch.compile")
+    parallel: str = _field("ddp", "over several ranks: ddp repeats weights, fsdp shards them", ["ddp", "fsdp"])
+    activation_checkpointing: bool = _field(False, "compute activations again on the way back, to save memory")
+    log_every: int = _field(10, "steps between lines of metrics", POSITIVE)
+    checkpoint_every: int = _field(500, "steps between checkpoints", POSITIVE)
+    keep_checkpoints: int = _field(2, "how many of the newest stay", POSITIVE)
+    eval_every: int = _field(250, "steps between validations; 0: after the last alone", NOT_NEGATIVE)
+    eval_sequences: int = _field(64, "validation sequences", POSITIVE)
+    diagnostics_every: int = _field(
+        0, "steps between looks inside: induction, scales of queries and keys; 0: never", NOT_NEGATIVE
+    )
+    tasks_every: int = _field(0, "steps between scorings of tasks, and after the last step; 0: never", NOT_NEGATIVE)
+    tasks: str = _field("paper", "which tasks: paper, or a comma-separated list")
+    tasks_data: str = _field("", "the folder of their files")
+    tasks_limit: int = _field(0, "items of each task; 0: all", NOT_NEGATIVE)
 
     def __post_init__(self) -> None:
-        sizes = ("steps", "length", "global_batch", "micro_batch", "eval_sequences", "keep_checkpoints")
-        for name in (*sizes, "log_every", "checkpoint_every"):
-            check(getattr(self, name) > 0, name, getattr(self, name), "must be positive")
-        check(self.map_lr > 0, "map_lr", self.map_lr, "must be positive")
-        check_choice("precision", self.precision, ("bf16", "fp32"))
-        check_choice("parallel", self.parallel, ("ddp", "fsdp"))
-        for name in ("tasks_every", "tasks_limit"):
-            check(getattr(self, name) >= 0, name, getattr(self, name), "must not be negative")
+        for known in fields(self):
+            rule, value = known.metadata["rule"], getattr(self, known.name)
+            if isinstance(rule, list):
+                check_choice(known.name, value, rule)
+            elif rule is not None:
+                told, holds = rule
+                check(holds(value), known.name, value, told)
         placed = not self.tasks_every or bool(self.tasks_data)
         check(placed, "tasks_data", self.tasks_data, "tasks_every needs their folder")
-        check(0 <= self.warmup <= self.steps, "warmup", self.warmup, f"must lie between 0 and steps={self.steps}")
+        check(self.warmup <= self.steps, "warmup", self.warmup, f"must lie between 0 and steps={self.steps}")
 
     @property
     def order_seed(self) -> int:
@@ -96,6 +112,16 @@ RECIPES: dict[str, dict[str, Any]] = {
         "checkpoint_every": 1000, "eval_every": 500, "eval_sequences": 256,
     },
 }  # fmt: skip
+
+
+def explained() -> str:
+    """Every field of the recipe, its default and what it is: a line each."""
+    shown = {f.name: f"{f.name}={json.dumps(f.default)}" for f in fields(Recipe)}
+    width = max(map(len, shown.values()))
+    lines = [f"  {shown[f.name]:{width}}  {f.metadata['about']}" for f in fields(Recipe)]
+    presets = [f"  {name}: " + " ".join(f"{k}={json.dumps(v)}" for k, v in RECIPES[name].items()) for name in RECIPES]
+    rest = "Fields of the model: those of GvaConfig, docs/api.md."
+    return "\n".join(["fields of the recipe, as key=value:", *lines, "", "presets change:", *presets, "", rest])
 
 
 def build(
