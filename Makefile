@@ -6,14 +6,14 @@ SERVE := .venv-serve
 BIN := $(VENV)/bin
 PIP := pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-oldest test-serve gpu-test faults lint docs format clean
+.PHONY: demo test test-oldest test-serve soak gpu-test faults lint docs format clean
 
 demo: $(VENV)/.package
 	$(BIN)/gva compare --preset demo
 
 # Models of a few kB gain nothing from a second thread, and two threads that wait for each other stall on a busy machine:
 # a process to each core, and one thread to each process.
-test test-oldest test-serve: export OMP_NUM_THREADS ?= 1
+test test-oldest test-serve soak: export OMP_NUM_THREADS ?= 1
 SPREAD := -n auto --maxprocesses 4 --dist worksteal
 
 test: $(VENV)/.dev
@@ -27,6 +27,10 @@ test-oldest: $(OLDEST)/.dev
 # at a time, for their memory.
 test-serve: $(SERVE)/.dev
 	$(SERVE)/bin/python -m pytest $(SPREAD) --maxprocesses 2 tests/serve
+
+# Mixed load on a real server of a toy for three minutes, which must leave nothing behind.
+soak: $(SERVE)/.dev
+	$(SERVE)/bin/python tests/serve/soak.py --seconds 180
 
 # On a machine with an NVIDIA GPU, with its own python and torch as they are.
 gpu-test:

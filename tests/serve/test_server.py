@@ -1,12 +1,9 @@
 """`gva serve` as people use it: a real OpenAI client, good requests and bad ones, and no page lost on the way."""
 
 import json
-import os
 import re
-import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 
@@ -16,54 +13,7 @@ pytest.importorskip("vllm", reason="needs vLLM: make test-serve")
 
 import openai
 from served import CONTEXT, LETTERS, check_greedy
-
-KEY = "a-secret"
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-class Server:
-    def __init__(self, folder, log):
-        self.port, self.log = free_port(), log
-        self.url = f"http://127.0.0.1:{self.port}"
-        flags = f"--host 127.0.0.1 --port {self.port} --api-key {KEY} --served-model-name toy --dtype float32"
-        flags += f" --max-model-len {CONTEXT} --enforce-eager --block-size 16 --kv-cache-memory-bytes {8 << 20}"
-        flags += " --gpu-memory-utilization 0.1 --generation-config vllm"
-        environment = {k: v for k, v in os.environ.items() if k != "VLLM_ENABLE_V1_MULTIPROCESSING"}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "gva.cli", "serve", str(folder), *flags.split()],
-            stdout=log.open("w"),
-            stderr=subprocess.STDOUT,
-            env=environment,
-        )
-
-    def wait(self, seconds=300):
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            assert self.process.poll() is None, self.log.read_text()[-4000:]
-            try:
-                urllib.request.urlopen(f"{self.url}/health", timeout=5)
-                return self
-            except OSError:
-                time.sleep(0.5)
-        raise AssertionError(f"the server did not start in {seconds} s: {self.log.read_text()[-4000:]}")
-
-    def metric(self, name):
-        text = urllib.request.urlopen(f"{self.url}/metrics", timeout=10).read().decode()
-        return sum(float(v) for v in re.findall(rf"^vllm:{name}\{{[^}}]*\}} (\S+)$", text, flags=re.M))
-
-    def wait_until_empty(self):
-        """No request runs or waits, and no page is held."""
-        for _ in range(200):
-            held = [self.metric(n) for n in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")]
-            if not any(held):
-                return
-            time.sleep(0.1)
-        raise AssertionError(f"running, waiting, share of pages held: {held}")
+from server import KEY, Server
 
 
 @pytest.fixture(scope="module")
