@@ -182,6 +182,7 @@ def test_what_cannot_be_trained_leaves_nothing_behind(capsys, tmp_path, command,
 def test_a_folder_of_other_files_is_refused(capsys, tmp_path, command):
     (tmp_path / "thesis.tex").write_text("")
     (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "1.jpg").write_text("")
     assert main([command, "--preset", "demo", "--out", str(tmp_path)]) == 2
     told = capsys.readouterr().err
     assert f"{tmp_path}: a folder of other files (photos, thesis.tex); give another --out" in told

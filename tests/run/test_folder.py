@@ -3,6 +3,9 @@
 import json
 import shutil
 
+import pytest
+
+from gva.run.folder import RUN, refuse_foreign
 from train.runs import command, finish, kill_when
 
 
@@ -30,3 +33,26 @@ def test_another_run_is_refused_by_what_differs(tmp_path, data):
     index["splits"]["valid"][0]["sha256"] = "another"
     (other / "index.json").write_text(json.dumps(index))
     assert "differs in data.valid" in finish(command(other, tmp_path, "--steps", "4"), expect=2)
+
+
+@pytest.mark.parametrize(
+    "left",
+    [(), (".lock",), ("data/index.json",), ("gqa/.row.json.7.tmp",), ("gqa/row.json", "notes.txt"), (RUN, "notes.txt")],
+)
+def test_what_was_begun_here_goes_on(tmp_path, left):
+    """New, empty, or as a kill may have left it; notes beside a run are its owner's."""
+    for name in left:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+    refuse_foreign(tmp_path, "run.json" if RUN in left else "*/row.json")
+    refuse_foreign(tmp_path / "new")
+
+
+@pytest.mark.parametrize("left", [("thesis.tex",), ("photos/1.jpg", "data/index.json"), ("photos/row/row.json",)])
+def test_a_folder_of_other_files_is_refused(tmp_path, left):
+    for name in left:
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_text("")
+    for marks in (RUN, "*/row.json"):
+        with pytest.raises(FileExistsError, match=r"a folder of other files .*; give another --out"):
+            refuse_foreign(tmp_path, marks)

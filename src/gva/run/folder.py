@@ -41,9 +41,14 @@ def locked(out: Path, doing: str = "training") -> Iterator[None]:
 
 def refuse_foreign(out: Path, marks: str = RUN) -> None:
     """Raise FileExistsError if there is something at `out` that is none of ours: a file, or a folder of other files.
-    `marks` is the pattern of what makes a folder ours."""
+    `marks` is the pattern of what makes a folder ours. A folder in it that is empty is what a kill may have left."""
+
+    def visible(folder: Path) -> list[Path]:
+        return [path for path in sorted(folder.iterdir()) if not path.name.startswith(".")]
+
     if out.is_dir():
-        others = sorted({path.name for path in out.iterdir() if not path.name.startswith(".")} - _BEFORE)
+        full = [path.name for path in visible(out) if not path.is_dir() or visible(path)]
+        others = [name for name in full if name not in _BEFORE]
         if not others or any(out.glob(marks)):
             return
         told = f"a folder of other files ({', '.join(others[:3])}{', ...' if len(others) > 3 else ''})"
