@@ -8,7 +8,6 @@ import torch
 
 from gva import GvaForCausalLM
 from gva.cli import main
-from gva.data.prepare import prepare_standard_library
 from gva.evaluate.results import table
 from gva.run.metrics import read_metrics
 
@@ -41,17 +40,8 @@ def test_a_run_its_model_and_its_last_checkpoint_score_alike(trained, text, file
     assert "bits per byte" in shown
 
 
-def test_data_of_another_tokenizer_is_refused(trained, tmp_path, capsys):
-    """Before the model is loaded, and for a training checkpoint too; one given by hand counts as the model's."""
-    prepare_standard_library(tmp_path / "other", vocab_size=512, progress=False)
-    for path in (trained, trained / "checkpoints" / "step-00000020"):
-        assert evaluate(path, "--tasks", "none", "--data", tmp_path / "other")[0] == 2
-        told = capsys.readouterr().err
-        assert f"{tmp_path / 'other'}: tokens of another tokenizer than the model's; make it with: gva data" in told
-        assert f"--tokenizer {trained / 'model'}" in told
-    words = ("--tasks", "none", "--data", tmp_path / "other", "--tokenizer", tmp_path / "other" / "tokenizer")
-    assert evaluate(trained, *words, "--sequences", 2)[0] == 0
-    assert evaluate(trained, *words, "--sequences", -2)[0] == 2
+def test_a_negative_number_of_sequences_is_refused(trained, capsys):
+    assert evaluate(trained, "--tasks", "none", "--data", trained / "data", "--sequences", -2)[0] == 2
     assert "sequences=-2: must not be negative" in capsys.readouterr().err
 
 
