@@ -40,8 +40,8 @@ def test_a_run_its_model_and_its_last_checkpoint_score_alike(trained, text, file
     assert "bits per byte" in shown
 
 
-def test_a_negative_number_of_sequences_is_refused(trained, capsys):
-    assert evaluate(trained, "--tasks", "none", "--data", trained / "data", "--sequences", -2)[0] == 2
+def test_a_negative_number_of_sequences_is_refused(trained, text, capsys):
+    assert evaluate(trained, "--tasks", "none", "--data", text, "--sequences", -2)[0] == 2
     assert "sequences=-2: must not be negative" in capsys.readouterr().err
 
 
