@@ -41,7 +41,7 @@ class Board:
 
 
 def open_board(out: Path, step: int) -> Board | None:
-    """None where TensorBoard, an extra, is missing: metrics.jsonl has the same numbers."""
+    """None where gva was installed without what it depends on: metrics.jsonl has the same numbers."""
     try:
         return Board(out, step)
     except ImportError:
