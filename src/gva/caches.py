@@ -45,10 +45,22 @@ class SideBySide:
                 held = (*held, content_before(held[0], self.mask))
             k, v = attention.expand(held, self.key_rotation)
             return attend(attention, query.whole, k, v, self.mask, self.options, kernel)
-        state, k_rope = held
-        q = Query(attention.absorb(query.content), query.rope).whole
-        attended, weights = attend(attention, q, join(state, k_rope), state, self.mask, self.options, kernel)
+        (state, k_rope), mask = held, self.mask
+        query = Query(attention.absorb(query.content), query.rope)
+        if self._apart(query, state, kernel):
+            q, k, mask = query.content, state, rope_scores(attention, query, k_rope, mask)
+        else:
+            q, k = query.whole, join(state, k_rope)
+        attended, weights = attend(attention, q, k, state, mask, self.options, kernel)
         return attention.values_of(attended), weights
+
+    def _apart(self, query: Query, state: Tensor, kernel: str | None) -> bool:
+        """Whether scores of the slice are taken by themselves, which leaves the cache as it lies. They are S H numbers
+        of a cached token; keys joined to the slice would be as many as their width."""
+        S, H, width = query.content.shape[1:]
+        assert query.rope is not None
+        few = S * H // state.shape[2] <= width + query.rope.shape[3] and (S == 1 or self.mask is not None)
+        return few and self.cache is not None and kernel in FOLDING
 
 
 def update(cache: Cache, attention: Attention, row: Cached) -> Cached:
@@ -68,6 +80,20 @@ def update(cache: Cache, attention: Attention, row: Cached) -> Cached:
     return tuple(
         x if new.dim() == 3 else x.unflatten(2, (-1, new.shape[3])) for x, new in zip(ordered, row, strict=True)
     )
+
+
+def rope_scores(attention: Attention, query: Query, k_rope: Tensor, mask: Tensor | None) -> Tensor:
+    """The slice's part of scaled scores [B, H, S, T], for kernels to add to the rest as they add a mask; `mask` is in
+    it. query.rope [B, S, H, d_r], k_rope [B, T, d_r]."""
+    assert query.rope is not None
+    q, k = (query.rope * attention.scaling).transpose(1, 2), k_rope.transpose(1, 2)
+    B, H, S, _ = q.shape
+    q = q.flatten(1, 2)
+    if mask is None:
+        return torch.bmm(q, k).unflatten(1, (H, S))
+    if mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(~mask, float("-inf"))
+    return torch.baddbmm(mask.expand(B, H, -1, -1).flatten(1, 2), q, k).unflatten(1, (H, S))
 
 
 def content_before(content: Tensor, mask: Tensor) -> Tensor:
@@ -102,6 +128,8 @@ def unchanging(x: Tensor) -> tuple[Any, ...]:
 
 # ---- transformers' kernels ----
 
+FOLDING = ("sdpa", "eager")  # those that take any number of query rows of a head, and any mask that is added
+
 
 @dataclass(frozen=True)
 class KernelCall:
@@ -132,17 +160,20 @@ def attend(
     heads, kept = q.shape[1], v.shape[1]
     if k.shape[1] != kept:  # keys per head, values per group: kernels want as many of one as of the other
         k, v, kept = repeat_heads(k, heads), repeat_heads(v, heads), heads
-    # One query token: the heads of a group become the query rows of one head, and nothing is repeated.
-    fold = q.shape[2] == 1 and kept < heads and name in ("sdpa", "eager")
+    # One query token, or a mask for each head: the heads of a group become the query rows of one head, and nothing is
+    # repeated.
+    S, of_heads = q.shape[2], mask is not None and mask.shape[1] == heads
+    fold = (S == 1 or of_heads) and kept < heads and name in FOLDING
     if fold:
-        q = q.unflatten(1, (kept, -1)).squeeze(3)
+        q = q.unflatten(1, (kept, -1)).flatten(2, 3)
+        mask = mask.unflatten(1, (kept, -1)).flatten(2, 3) if mask is not None and of_heads else mask
         options = {**options, "is_causal": False}
     kernel = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention)
     call = KernelCall(attention.config, attention.training, q.shape[1] // kept)
     out, weights = kernel(call, q, k, v, mask, dropout=0.0, scaling=attention.scaling, **options)
-    if fold:  # kernels answer [B, S, H, w]: here the heads of a group, then the groups
-        out = out.transpose(1, 2).flatten(1, 2)[:, None]
-        weights = None if weights is None else weights.flatten(1, 2).unsqueeze(2)
+    if fold:  # kernels answer [B, S, H, w]: here the heads of a group and their queries, then the groups
+        out = out.transpose(1, 2).unflatten(2, (-1, S)).flatten(1, 2).transpose(1, 2)
+        weights = None if weights is None else weights.unflatten(2, (-1, S)).flatten(1, 2)
     return out, weights
 
 

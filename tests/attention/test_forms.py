@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import DynamicCache
+from transformers import DynamicCache, StaticCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from gva import VARIANTS, GvaConfig, GvaForCausalLM
@@ -207,6 +207,29 @@ def test_one_query_token_repeats_no_key_or_value(monkeypatch):
         model(tokens(2, 1), past_key_values=cache)
         kept = 1 if variant == "mla" else 2
         assert set(shapes) == {(kept, kept, kept, 1)}, variant
+
+
+@pytest.mark.parametrize("new", [1, 3])
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.parametrize("variant", ["gva-drope-16", "gva-one-group", "mla"])
+def test_an_absorbed_step_reads_the_cache_as_it_lies(variant, implementation, new, monkeypatch):
+    """Keys and values that the kernel gets are the cache's own memory, for one new token and for a few drafts."""
+    model, ids = tiny_model(variant), tokens(2, 12)
+    model.set_attn_implementation(implementation)
+    for cache in (DynamicCache(), StaticCache(config=model.config, max_cache_len=16)):
+        memory, kernel = [], ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention)
+
+        def spy(module, query, key, value, mask, kernel=kernel, memory=memory, **kwargs):
+            memory += [x.untyped_storage().data_ptr() for x in (key, value)]
+            return kernel(module, query, key, value, mask, **kwargs)
+
+        with torch.no_grad():
+            model(ids[:, :-new], past_key_values=cache)
+            with monkeypatch.context() as patch:
+                patch.setattr(ALL_ATTENTION_FUNCTIONS, "get_interface", lambda name, default, spy=spy: spy)
+                step = model(ids[:, -new:], past_key_values=cache).logits
+        assert memory == [layer.values.untyped_storage().data_ptr() for layer in cache.layers for _ in range(2)]
+        assert (step - model(ids, use_cache=False).logits[:, -new:]).abs().max() < 1e-10
 
 
 def test_training_in_either_form_follows_the_same_losses():
