@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from . import reference
+from . import reference, sequences
 from .backend import select
 from .call import Call, Pages, Rotation, Shape
 from .config import pick
@@ -34,7 +34,8 @@ def attend(call: Call, work: Work | None = None, impl: str | None = None) -> Non
     """Into `call.out` and `call.lse`; without `work` it is planned here."""
     values, device = call.pages.values, call.q_absorbed.device
     if select(impl, device, call.q_absorbed.dtype, values.dtype) == "reference":
-        reference.attend(call)
+        plain = sequences if impl is None and device.type == "cpu" and call.lse is None else reference
+        plain.attend(call)
         return
     if work is None:
         shape = Shape.of(call)

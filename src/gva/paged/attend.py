@@ -160,14 +160,26 @@ class Gathered:
     seq_lens: Tensor
 
     def attend(self, attention: Attention, pages: LayerPages, query: AnyQuery, row: Cached, out: Tensor) -> None:
-        at = torch.arange(self.block_table.shape[1] * pages.page, device=out.device)
-        rotation = tables(attention.config, at[None], query.content.dtype) if attention.rotates_late else None
-        k, v = (x.transpose(1, 2) for x in attention.expand(pages.read_pages(self.block_table.long()), rotation))
-        q = query.whole[:, :, None]
-        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
-        seen = (at < self.seq_lens[:, None])[:, None, None]  # [B, 1, 1, T]; a row that sees nothing gives zeros
+        q = query.whole
+        if not q.is_cpu or torch.compiler.is_compiling():
+            held = pages.read_pages(self.block_table.long())
+            seen = torch.arange(held[0].shape[1], device=q.device) < self.seq_lens[:, None]
+            out.copy_(self._attend(attention, q, held, seen[:, None, None]))
+            return
+        # One after another: what was brought together is then still in the processor's caches.
+        for b, length in enumerate(self.seq_lens.tolist()):
+            held = pages.read_sequence(self.block_table[b, : -(-length // pages.page)], length)
+            out[b] = self._attend(attention, q[b : b + 1], held, None)[0] if length else 0
+
+    def _attend(self, attention: Attention, q: Tensor, held: Cached, seen: Tensor | None) -> Tensor:
+        """q [B, H, d_qk] to what is held [B, T, ...], where it is seen [B, 1, 1, T] -> [B, H, d_h]."""
+        at = torch.arange(held[0].shape[1], device=q.device)
+        rotation = tables(attention.config, at[None], q.dtype) if attention.rotates_late else None
+        k, v = (x.transpose(1, 2) for x in attention.expand(held, rotation))
+        v = v.repeat_interleave(k.shape[1] // v.shape[1], dim=1)
+        q = q.unflatten(1, (k.shape[1], -1))  # heads that read the same key
         attended = torch.nn.functional.scaled_dot_product_attention(q, k, v, seen, scale=attention.scaling)
-        out.copy_(attended.nan_to_num()[:, :, 0])
+        return attended.nan_to_num().flatten(1, 2)  # a row that sees nothing gives zeros
 
 
 Stretch = Absorbed | Expanded | InPlace | Gathered

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gva import ops
 from gva.attention import Row
-from gva.ops import fast
+from gva.ops import fast, sequences
 
 Storage = list[tuple[tuple[int, ...], torch.dtype]]
 
@@ -60,6 +60,11 @@ class LayerPages(NamedTuple):
     def read_pages(self, numbers: Tensor) -> tuple[Tensor, ...]:
         """The rows of whole pages [B, pages], side by side: [B, tokens, ...] each part."""
         return tuple(part.flatten(1, 2) for part in self._at(numbers))
+
+    def read_sequence(self, table: Tensor, length: int) -> tuple[Tensor, ...]:
+        """The rows of a sequence on a CPU, side by side: [1, length, ...] each part, good until the next call."""
+        found = sequences.gather(self.parts, self.scales, table, length, self.dtype)
+        return tuple(part[None] for part in found)
 
     def _at(self, at: tuple[Tensor, Tensor] | Tensor) -> tuple[Tensor, ...]:
         row = tuple(part[at] for part in self.parts)
