@@ -107,8 +107,9 @@ def test_what_loads_torch_alone(module):
 
 def test_the_public_names_of_ops():
     assert set(ops.__all__) == {
-        "DecodePlan", "Pages", "absorb", "append", "expand", "linear_cross_entropy", "merge_states", "packed_row_bytes",
-        "packed_views", "paged_attention", "paged_decode", "plan_decode", "row_views", "row_width",
+        "DecodePlan", "Pages", "absorb", "append", "expand", "linear_cross_entropy", "linear_distillation",
+        "merge_states", "packed_row_bytes", "packed_views", "paged_attention", "paged_decode", "plan_decode",
+        "row_views", "row_width",
     }  # fmt: skip
     assert all(hasattr(ops, name) for name in ops.__all__)
 

@@ -13,6 +13,8 @@ CARD = "README.md"
 SETTINGS = "tokenizer_config.json"
 # What of a folder is its tokenizer: it may be that of a whole model.
 TOKENIZER = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "chat_template*")
+# And what else stays true of a model that is trained further.
+LASTING = ("generation_config.json", "conversion.json", "LICENSE*", "NOTICE*", "USE_POLICY*")
 
 
 def publish(model: Any, tokenizer: Path, out: Path, card: str) -> None:
@@ -29,10 +31,26 @@ def publish(model: Any, tokenizer: Path, out: Path, card: str) -> None:
     # A pipeline would ask for 256 new tokens, which a small context does not hold beside a prompt.
     model.generation_config = type(model.generation_config)(**ids, max_length=model.config.max_position_embeddings)
     model.save_pretrained(out)
-    for file in (found for pattern in TOKENIZER for found in tokenizer.glob(pattern) if found.is_file()):
-        write_atomically(out / file.name, within(tokenizer, file.name).read_bytes())
+    _copy(files_of(tokenizer, TOKENIZER), out)
     write_atomically(out / SETTINGS, json.dumps(settings, indent=2))
     write_atomically(out / CARD, card)
+
+
+def publish_further(model: Any, source: Path, out: Path, card: str) -> None:
+    """Write weights, config and the card, and beside them what of the folder that the model began from stays true."""
+    model.save_pretrained(out)
+    _copy(files_of(source), out)
+    write_atomically(out / CARD, card)
+
+
+def files_of(folder: Path, patterns: tuple[str, ...] = (*TOKENIZER, *LASTING)) -> list[Path]:
+    """The files of a folder that go along with a model."""
+    return [within(folder, f.name) for pattern in patterns for f in folder.glob(pattern) if f.is_file()]
+
+
+def _copy(files: list[Path], out: Path) -> None:
+    for file in files:
+        write_atomically(out / file.name, file.read_bytes())
 
 
 def replace_section(folder: str | os.PathLike, name: str, text: str) -> None:

@@ -10,6 +10,7 @@ width, d_r positional width, `page` tokens per page.
 
 from .api import absorb, append, expand, merge_states, paged_attention, paged_decode
 from .call import Pages
+from .distill import linear_distillation
 from .layout import packed_row_bytes, packed_views, row_views, row_width
 from .loss import linear_cross_entropy
 from .plan import DecodePlan, plan_decode
@@ -21,6 +22,7 @@ __all__ = [
     "append",
     "expand",
     "linear_cross_entropy",
+    "linear_distillation",
     "merge_states",
     "packed_row_bytes",
     "packed_views",

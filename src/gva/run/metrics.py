@@ -163,8 +163,9 @@ def is_done(out: Path) -> bool:
 
 
 def _keep_until(path: Path, step: int) -> None:
-    """Drop what was logged after the checkpoint that a run goes on from: it will be logged again."""
-    kept = [line for line in read_metrics(path.parent) if line["step"] <= step and line["kind"] != "done"]
+    """Drop what was logged after the checkpoint that a run goes on from, without one everything: it will be logged
+    again."""
+    kept = [line for line in read_metrics(path.parent) if 0 < step >= line["step"] and line["kind"] != "done"]
     _replace(path, kept)
 
 

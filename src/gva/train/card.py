@@ -15,6 +15,7 @@ from gva.remote import DISTRIBUTION, FILE
 from gva.run.folder import read_run
 from gva.run.metrics import read_metrics
 from gva.train.recipe import Recipe
+from gva.train.trained import Given
 
 SCORES = "scores"  # the section that a later evaluation writes anew
 KINDS = ("eval", "tasks")  # the lines of a run's metrics that it is made of
@@ -70,31 +71,44 @@ print(tokenizer.decode(model.generate(**prompt, max_new_tokens=32)[0]))
 """
 
 
-def card(run: Path, config: GvaConfig, recipe: Recipe, trained_on: Dataset) -> str:
+def card(run: Path, config: GvaConfig, recipe: Recipe, trained_on: Dataset, given: Given) -> str:
     """The card of a run that has been trained to its end."""
     millions = f"{cost.parameters(config)['total'] / 1e6:.1f}M"
     return CARD.format(
         title=f"A language model with {config.attention.upper()} attention, {millions} parameters",
-        about=_about(config, millions),
+        about=_about(config, millions, given),
         distribution=DISTRIBUTION,
         file=FILE,
         serve=_serve(config),
         data=f"{described(trained_on)}.",
-        recipe=_recipe(run, recipe),
+        recipe=_recipe(run, recipe, given),
         scores=section(SCORES, scores(run)),
     )
 
 
-def _about(config: GvaConfig, millions: str) -> str:
+def _about(config: GvaConfig, millions: str, given: Given) -> str:
     held, usual = (cost.cache_scalars_per_token_per_layer(c) for c in (config, config.with_variant("gqa")))
     return (
         f"A decoder-only model of {millions} parameters: {config.num_hidden_layers} layers, {config.hidden_size} wide, "
         f"{config.num_attention_heads} heads of {config.value_head_dim}, a context of "
         f"{config.max_position_embeddings:,} tokens. Its attention is `{config.attention}` with `{config.positional}` "
         f"positions. A token leaves {held:g} scalars per layer in the KV cache; grouped-query attention with as many "
-        f"groups as values have here leaves {usual:g}.\n\nIt was trained from random weights to continue text. It "
-        "follows no instructions, and says what its data says."
+        f"groups as values have here leaves {usual:g}.\n\n{_beginning(given)}"
     )
+
+
+def _beginning(given: Given) -> str:
+    if given.start is None:
+        begun = (
+            "It was trained from random weights to continue text. It follows no instructions, and says what its data "
+        )
+        begun += "says."
+    else:
+        begun = f"Its training began from the weights of `{given.start.name}` (fingerprint {given.start.fingerprint}), "
+        begun += "whose licence holds for it too."
+    if given.teacher is not None:
+        begun += f" Its teacher was `{given.teacher.name}` (fingerprint {given.teacher.fingerprint})."
+    return begun
 
 
 def _serve(config: GvaConfig) -> str:
@@ -104,9 +118,12 @@ def _serve(config: GvaConfig) -> str:
     return f"```bash\ngva serve path/to/this/folder\n```\n\nwhere vLLM is installed too; {plain}"
 
 
-def _recipe(run: Path, recipe: Recipe) -> str:
+def _recipe(run: Path, recipe: Recipe, given: Given) -> str:
     record = read_run(run)
-    words = "\n".join(f"{name}={value}" for name, value in recipe.identity().items() if value is not None)
+    said = {name: value for name, value in recipe.identity().items() if value is not None}
+    if given.teacher is None:
+        said = {name: value for name, value in said.items() if not name.startswith("kl_")}
+    words = "\n".join(f"{name}={value}" for name, value in said.items())
     versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
     return (
         f"{recipe.steps:,} steps of {recipe.global_batch} sequences of {recipe.length} tokens, "

@@ -18,7 +18,7 @@ from gva.config import GvaConfig
 from gva.data.batches import IGNORED, Batches
 from gva.data.same import check_own, cutting
 from gva.data.source import Dataset, described, make_batches, open_data
-from gva.errors import check
+from gva.errors import check, check_finite
 from gva.model import GvaForCausalLM
 from gva.run.checkpoints import Checkpoints, random_state, set_random_state, steps_in
 from gva.run.folder import CHECKPOINTS, MODEL, claim, locked
@@ -27,8 +27,9 @@ from gva.run.ranks import Ranks, process_group
 from gva.train import measure
 from gva.train.export import export_model
 from gva.train.optimizer import learning_rate, make_optimizer, named_state, set_learning_rate
-from gva.train.parallel import accumulating, arithmetic, parallelize
+from gva.train.parallel import SummedLoss, accumulating, arithmetic, parallelize
 from gva.train.recipe import Recipe, identity_defaults, identity_of
+from gva.train.trained import NOTHING, Given
 from gva.train.zclip import ZClip, scale_gradients, total_norm
 from gva.weights import is_whole
 
@@ -45,6 +46,8 @@ class Run:
     optimizer: torch.optim.Optimizer
     zclip: ZClip
     batches: Batches
+    given: Given
+    teacher: SummedLoss | None
     step: int = 0  # steps done
 
     def state(self) -> dict[str, Tensor]:
@@ -66,6 +69,7 @@ def train(
     data: Path,
     out: Path,
     *,
+    given: Given = NOTHING,
     device: str | None = None,
     progress: bool = True,
 ) -> None:
@@ -76,10 +80,11 @@ def train(
     train_set, valid_set = open_data(data), open_data(data, "valid")
     _check_fit(config, recipe, train_set)
     check_own(train_set)
+    given.check_fits(config, recipe, train_set)
     valid = make_batches(valid_set, recipe.length, 1, 0, recipe.document_mask)
     tasks = measure.load_tasks(recipe, data / "tokenizer", config.max_position_embeddings)
     with process_group(device) as ranks, locked(out) if ranks.first else nullcontext():
-        identity = identity_of(config, recipe, train_set, valid_set)
+        identity = identity_of(config, recipe, train_set, valid_set, given.fingerprints)
         if ranks.first:
             facts = {
                 "recipe": asdict(recipe),
@@ -91,7 +96,7 @@ def train(
         dist.barrier(ranks.side)
         if _is_trained(out, recipe, ranks):
             return
-        run = _build(config, recipe, train_set, ranks)
+        run = _build(config, recipe, train_set, ranks, given)
         checkpoints = Checkpoints(out, identity, ranks, recipe.keep_checkpoints)
         steps = checkpoints.steps()
         if not steps and is_done(out) and (out / MODEL).is_dir():
@@ -107,8 +112,9 @@ def train(
         metrics = Metrics(out, run.step, recipe.steps, ranks.first, progress)
         try:
             with StopRequest() as stop:
+                _measure_start(run, valid, metrics)
                 _loop(run, valid, tasks, checkpoints, metrics, stop)
-            export_model(run.model, recipe, train_set, out, ranks)
+            export_model(run.model, recipe, train_set, out, ranks, given)
             metrics.event("done", run.step, {"tokens": recipe.tokens})
         except BaseException:
             with suppress(Exception):
@@ -136,6 +142,16 @@ def _is_trained(out: Path, recipe: Recipe, ranks: Ranks) -> bool:
 
 class Stopped(KeyboardInterrupt):
     """The run was asked to stop and has written a checkpoint."""
+
+
+def _measure_start(run: Run, valid: Batches, metrics: Metrics) -> None:
+    """The validation loss of the teacher, and of the weights that it begins from before they change."""
+    begun = {"teacher": run.teacher, "eval": None if run.given.start is None else run.loss}
+    for kind, module in begun.items():
+        if module is not None and run.step == 0:
+            found = measure.validate(module, valid, run.recipe, run.ranks)
+            check_finite("validation loss of the weights given", [found["valid_loss"]], "are they damaged?")
+            metrics.event(kind, 0, found)
 
 
 def _loop(
@@ -191,6 +207,10 @@ def _loop(
 _INTERVALS = ("log_every", "eval_every", "checkpoint_every", "diagnostics_every", "tasks_every")
 
 
+# By how many there are: what is minimised comes first. With a teacher `loss` is still that of the next token alone.
+LOSSES = {1: ("loss",), 3: ("objective", "loss", "kl")}
+
+
 def train_step(run: Run) -> dict[str, Tensor]:
     """One optimizer step on the global batch of the current step; returns numbers that are still on the device."""
     recipe, ranks = run.recipe, run.ranks
@@ -202,14 +222,14 @@ def train_step(run: Run) -> dict[str, Tensor]:
         dist.all_reduce(targets, group=ranks.side)
     elif not recipe.document_mask:
         targets.fill_(recipe.global_batch * recipe.length)
-    total = torch.zeros((), device=ranks.device)
+    total = torch.zeros(1, device=ranks.device)
     for number, batch in enumerate(loaded):
         inputs = {name: _to_device(tensor, ranks.device) for name, tensor in batch.items()}
         with accumulating(run.loss, last=number == len(loaded) - 1), arithmetic(recipe, ranks.device):
-            loss = run.loss(**inputs)
+            loss = run.loss(**inputs).reshape(-1)
             # Ranks average their gradients, so each counts its share of the global mean that many times.
-            (loss * (ranks.world / targets.item())).backward()
-        total += loss.detach()
+            (loss[0] * (ranks.world / targets.item())).backward()
+        total = total + loss.detach()
     if ranks.world > 1:
         dist.all_reduce(total)
     gradients = [p.grad for p in run.model.parameters() if p.grad is not None]
@@ -219,22 +239,28 @@ def train_step(run: Run) -> dict[str, Tensor]:
     run.optimizer.step()
     run.optimizer.zero_grad(set_to_none=True)
     clipped = (target < norm.double()).double()
-    return {"loss": total / targets.item(), "grad_norm": norm, "grad_norm_clipped": target, "clipped": clipped}
+    losses = dict(zip(LOSSES[len(total)], total / targets.item(), strict=True))
+    return {**losses, "grad_norm": norm, "grad_norm_clipped": target, "clipped": clipped}
 
 
 def _to_device(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
-def _build(config: GvaConfig, recipe: Recipe, dataset: Dataset, ranks: Ranks) -> Run:
+def _build(config: GvaConfig, recipe: Recipe, dataset: Dataset, ranks: Ranks, given: Given = NOTHING) -> Run:
     torch.manual_seed(recipe.seed)
     config = GvaConfig.from_dict(config.to_dict())
     config._attn_implementation = "sdpa"
-    model = GvaForCausalLM(config).to(ranks.device)
-    model.train()
-    loss = parallelize(model, recipe, ranks)
+    model = GvaForCausalLM(config) if given.start is None else given.start.load(torch.float32)
+    model.to(ranks.device).train()
+    teacher = None
+    if given.teacher is not None:
+        frozen = given.teacher.load(torch.bfloat16 if recipe.precision == "bf16" else torch.float32)
+        teacher = SummedLoss(frozen.to(ranks.device)).eval().requires_grad_(False)
+    loss = parallelize(model, recipe, ranks, teacher)
     batches = make_batches(dataset, recipe.length, recipe.global_batch, recipe.order_seed, recipe.document_mask)
-    return Run(config, recipe, ranks, model, loss, make_optimizer(model, recipe), ZClip(ranks.device), batches)
+    optimizer, zclip = make_optimizer(model, recipe), ZClip(ranks.device)
+    return Run(config, recipe, ranks, model, loss, optimizer, zclip, batches, given, teacher)
 
 
 def _check_fit(config: GvaConfig, recipe: Recipe, dataset: Dataset) -> None:
@@ -247,6 +273,8 @@ def _check_fit(config: GvaConfig, recipe: Recipe, dataset: Dataset) -> None:
 
 def _flush(run: Run, metrics: Metrics, checkpoints: Checkpoints) -> None:
     flops = cost.train_flops_per_token(run.config, run.recipe.length)
+    if run.teacher is not None:  # forward alone
+        flops += cost.train_flops_per_token(run.teacher.model.config, run.recipe.length) / 3
     try:
         metrics.flush(run.recipe.tokens_per_step, flops, run.ranks.world)
     except NonFiniteLoss as error:

@@ -52,6 +52,10 @@ class Recipe:
     beta2: float = _field(0.95, "of AdamW", BELOW_ONE)
     eps: float = _field(1e-8, "of AdamW", NOT_NEGATIVE)
     zclip: bool = _field(True, "clip gradients whose norm is an outlier")
+    # With a teacher the loss is cross entropy + kl_weight kl_temperature^2 KL(teacher || model), in nats per token, the
+    # logits of both divided by kl_temperature in the KL. Without one, these two say nothing.
+    kl_weight: float = _field(1.0, "of the divergence from a teacher, beside the cross entropy", NOT_NEGATIVE)
+    kl_temperature: float = _field(2.0, "that both models' logits are divided by in it", POSITIVE)
     document_mask: bool = _field(False, "no attention across packed documents")
     precision: str = _field("bf16", "bf16: autocast over float32 weights; fp32 throughout", ["bf16", "fp32"])
     compile: bool = _field(True, "through torch.compile")
@@ -112,6 +116,13 @@ RECIPES: dict[str, dict[str, Any]] = {
         "checkpoint_every": 1000, "eval_every": 500, "eval_sequences": 256,
     },
 }  # fmt: skip
+# Of checkpoints that are trained further, beside the ones above. heal: 52M tokens after a conversion, looked at often.
+FURTHER: dict[str, dict[str, Any]] = {
+    "heal": {
+        "steps": 800, "length": 1024, "global_batch": 64, "micro_batch": 16, "lr": 3e-4, "warmup": 40,
+        "eval_every": 50, "checkpoint_every": 200,
+    },
+}  # fmt: skip
 
 
 def explained() -> str:
@@ -132,30 +143,51 @@ def build(
     The vocabulary follows the data where it is given, padded to a multiple of 64 for the matrix units.
     """
     check_choice("preset", preset, RECIPES)
-    recipe_fields = {f.name: f.type for f in fields(Recipe)}
-    model_fields = {f.name for f in fields(GvaConfig)}
-    changes: dict[str, Any] = dict(RECIPES[preset])
-    model: dict[str, Any] = {}
-    for name, value in (overrides or {}).items():
-        if name in recipe_fields:
-            changes[name] = _typed(name, value)
-        elif name in model_fields:
-            model[name] = value
-        else:
-            known = [*recipe_fields, *model_fields]
-            raise ValueError(f"{name}={value!r}: neither a recipe nor a model field{nearest(name, known)}")
+    changes, model = _split(overrides or {})
     if vocab_size is not None:
         model.setdefault("vocab_size", -(-vocab_size // 64) * 64)
-    if "steps" in (overrides or {}) and "warmup" not in (overrides or {}):
-        changes["warmup"] = min(changes.get("warmup", Recipe.warmup), changes["steps"] // 10)
-    return GvaConfig.preset(preset, variant=variant, **model), replace(Recipe(), **changes)
+    return GvaConfig.preset(preset, variant=variant, **model), _recipe(RECIPES[preset], changes)
 
 
-def identity_of(config: GvaConfig, recipe: Recipe, train_set: Dataset, valid_set: Dataset) -> dict[str, dict[str, Any]]:
-    """What makes a run this run and no other: the model, the recipe and the data."""
+def further(preset: str, overrides: dict[str, Any] | None = None) -> Recipe:
+    """The recipe for a checkpoint that is trained further; its model stays what it is."""
+    known = {**FURTHER, **RECIPES}
+    check_choice("preset", preset, known)
+    changes, model = _split(overrides or {})
+    for name, value in model.items():
+        check(False, name, value, "a field of the model, which is that of the checkpoint; give fields of the recipe")
+    return _recipe(known[preset], changes)
+
+
+def _split(overrides: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The fields of the recipe and those of the model."""
+    recipe_fields = {f.name for f in fields(Recipe)}
+    model_fields = {f.name for f in fields(GvaConfig)}
+    for name, value in overrides.items():
+        if name not in recipe_fields | model_fields:
+            known = [*(f.name for f in fields(Recipe)), *model_fields]
+            raise ValueError(f"{name}={value!r}: neither a recipe nor a model field{nearest(name, known)}")
+    changes = {name: _typed(name, value) for name, value in overrides.items() if name in recipe_fields}
+    return changes, {name: value for name, value in overrides.items() if name not in recipe_fields}
+
+
+def _recipe(preset: dict[str, Any], changes: dict[str, Any]) -> Recipe:
+    """A preset with changes; a run cut short warms up for a tenth of it, unless that was asked for too."""
+    merged = {**preset, **changes}
+    if "steps" in changes and "warmup" not in changes:
+        merged["warmup"] = min(preset.get("warmup", Recipe.warmup), changes["steps"] // 10)
+    return replace(Recipe(), **merged)
+
+
+def identity_of(
+    config: GvaConfig, recipe: Recipe, train_set: Dataset, valid_set: Dataset, weights: dict[str, str] | None = None
+) -> dict[str, dict[str, Any]]:
+    """What makes a run this run and no other: the model, the recipe, the data, and of trained weights that it begins
+    `from` or that are its `teacher` their fingerprints."""
     model = {k: v for k, v in config.to_dict().items() if k not in ("transformers_version", "dtype", "architectures")}
     data = {"train": train_set.fingerprint, "valid": valid_set.fingerprint}
-    return json.loads(json.dumps({"model": model, "recipe": recipe.identity(), "data": data}))
+    identity = {"model": model, "recipe": recipe.identity(), "data": data, **({"weights": weights} if weights else {})}
+    return json.loads(json.dumps(identity))
 
 
 def identity_defaults() -> dict[str, dict[str, Any]]:
