@@ -76,7 +76,7 @@ class Trained:
         )
         known, theirs = self.tokenizer, data.folder / "tokenizer"
         if data.vocab_size > size or (known is not None and not same_ids(known, theirs)):
-            remedy = f"gva data prepare --tokenizer {(known or self.path) / FILE} --out FOLDER"
+            remedy = f"gva data prepare TEXT --tokenizer {(known or self.path) / FILE} --out FOLDER"
             raise ValueError(
                 f"{data.folder}: tokens of another tokenizer than that of {self.path}; make it with: {remedy}"
             )
