@@ -119,3 +119,52 @@ def test_a_shard_without_runs_is_told(tmp_path, capsys):
     words = ["compare", "--preset", "demo", "--variants", "gqa", "--shard", "1/3", "--out", str(tmp_path)]
     assert main(words) == 2
     assert "--shard='1/3': holds no run" in capsys.readouterr().err
+
+
+HEALING = """
+preset = "heal"
+seeds = 2
+teacher = "source"
+
+[[row]]
+name = "one-wide"
+from = "converted/one-wide"
+
+[[row]]
+name = "source"
+from = "source"
+seeds = 1
+"""
+
+
+def test_rows_that_begin_from_checkpoints(tmp_path):
+    """Where these lie is said by the file or the command line; whether they are there is asked when they are needed."""
+    path = tmp_path / "matrix.toml"
+    path.write_text(HEALING)
+    wide, source = read_matrix(path, {"steps": 50}).rows
+    assert (wide.start, wide.teacher) == (tmp_path / "converted" / "one-wide", tmp_path / "source")
+    assert source.start == source.teacher == read_matrix(path, models=tmp_path).rows[1].start
+    assert read_matrix(path, models=tmp_path / "else").rows[0].start == tmp_path / "else" / "converted" / "one-wide"
+    assert (wide.recipe("heal", 1).steps, wide.recipe("heal", 1).seed) == (50, 1)
+    swept = read_matrix(path).sweep([1e-4, 3e-4]).rows
+    assert {row.start for row in swept[:2]} == {wide.start}
+    with pytest.raises(FileNotFoundError, match="one-wide: no such checkpoint"):
+        wide.build("heal", 0)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('from = "source"', 'from = "source"\nvariant = "gqa"', "variant='gqa': is that of from"),
+        ('from = "source"', "from = 3", "from=3: must be the path of a checkpoint"),
+        ('from = "source"', 'from = "source"\nrope_dim = 8', "rope_dim=8: a field of the model"),
+        ('from = "source"', 'variant = "gqa"', "preset='heal': must be one of"),
+        ("seeds = 2", "seeds = 2\ndata_seed = 0", "data_seed=0: seeds of a row with from differ in the order of data"),
+    ],
+)
+def test_a_bad_row_with_a_checkpoint_is_told(tmp_path, old, new, message):
+    path = tmp_path / "matrix.toml"
+    path.write_text(HEALING.replace(old, new))
+    with pytest.raises(ValueError) as told:
+        read_matrix(path)
+    assert message in str(told.value)

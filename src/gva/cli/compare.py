@@ -18,6 +18,7 @@ def add(commands: Any) -> None:
     what.add_argument("--lr", action="append", default=[], metavar="VARIANT=RATE", help="a variant's own rate")
     what.add_argument("--lr-sweep", metavar="RATES", help="as 5e-4,1e-3,2e-3: every row at each, compared at its best")
     what.add_argument("--matrix", type=Path, help="a TOML file of named rows instead of --preset and --variants")
+    what.add_argument("--models", type=Path, help="where the checkpoints of --matrix lie; by default beside it")
     what.add_argument("--baseline", help="the row that differences are taken against; by default gqa")
     what.add_argument("--data", type=Path, help="a prepared folder; by default the standard library, prepared in OUT")
     where = compare.add_argument_group("where and how")
@@ -91,7 +92,7 @@ def _matrix(arguments: argparse.Namespace) -> Any:
     if arguments.matrix is not None:
         for name in ("variants", "seeds", "lr"):
             check(not getattr(arguments, name), f"--{name}", getattr(arguments, name), "is said in the --matrix file")
-        matrix = read_matrix(arguments.matrix, overrides)
+        matrix = read_matrix(arguments.matrix, overrides, arguments.models)
     else:
         variants = None if arguments.variants is None else arguments.variants.split(",")
         rates = dict(_rate(text) for text in arguments.lr)

@@ -30,15 +30,17 @@ def main(job: dict[str, Any]) -> int:
     from gva.train.loop import Stopped, train
 
     data, folder = Path(job["data"]), Path(job["folder"])
-    row = Row(job["name"], job["variant"], tuple(job["seeds"]), job["overrides"])
+    start, teacher = (Path(job[key]) if job.get(key) else None for key in ("from", "teacher"))
+    row = Row(job["name"], job["variant"], tuple(job["seeds"]), job["overrides"], None, start, teacher)
+    given = row.given()
     for seed in row.seeds:
         print(f"--- {row.name} seed {seed}", file=sys.stderr, flush=True)
-        config, recipe = row.build(job["preset"], seed, open_data(data).vocab_size)
+        config, recipe = row.build(job["preset"], seed, open_data(data).vocab_size, given)
         out, first = subfolder(folder, f"seed-{seed}"), int(os.environ.get("RANK", "0")) == 0
         if first:
             write_atomically(out / KEEPS, "")
         try:
-            train(config, recipe, data, out, device=job["device"], progress=False)
+            train(config, recipe, data, out, given=given, device=job["device"], progress=False)
         except Stopped as stopped:
             print(stopped, file=sys.stderr)
             return 130

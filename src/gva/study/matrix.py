@@ -11,7 +11,8 @@ from gva.config import VARIANTS, GvaConfig
 from gva.errors import check, check_choice, nearest
 from gva.run.atomic import write_atomically
 from gva.run.files import inside, read_object, within
-from gva.train.recipe import RECIPES, Recipe, build, read_fields
+from gva.train.recipe import FURTHER, RECIPES, Recipe, build, further, read_fields
+from gva.train.trained import Given, open_given
 
 ROW = "row.json"
 # The seven rows of the paper's table, and its failed first cut.
@@ -26,13 +27,32 @@ class Row:
     """One line of the comparison. `overrides` are fields of the recipe or the model."""
 
     name: str
-    variant: str
+    variant: str  # empty where it begins from a checkpoint, whose model it is
     seeds: tuple[int, ...]
     overrides: dict[str, Any] = field(default_factory=dict)
     of: str | None = None  # in a sweep: the row that this one is a learning rate of
+    start: Path | None = None  # the checkpoint that it begins from
+    teacher: Path | None = None
 
-    def build(self, preset: str, seed: int, vocab_size: int | None = None) -> tuple[GvaConfig, Recipe]:
-        return build(preset, self.variant, {**self.overrides, "seed": seed}, vocab_size)
+    def given(self) -> Given:
+        """Its trained weights, which must be there."""
+        return open_given(self.start, self.teacher)
+
+    def build(
+        self, preset: str, seed: int, vocab_size: int | None = None, given: Given | None = None
+    ) -> tuple[GvaConfig, Recipe]:
+        """`given` is what `given()` was, where it is known already."""
+        if self.start is None:
+            return build(preset, self.variant, {**self.overrides, "seed": seed}, vocab_size)
+        start = (given or self.given()).start
+        assert start is not None
+        return start.config, self.recipe(preset, seed)
+
+    def recipe(self, preset: str, seed: int) -> Recipe:
+        """Of one seed, which with the same weights to begin from is the order of the data."""
+        if self.start is None:
+            return self.build(preset, seed)[1]
+        return further(preset, {**self.overrides, "seed": seed})
 
 
 @dataclass(frozen=True)
@@ -89,21 +109,27 @@ def simple_matrix(
     return _checked(Matrix(preset, tuple(Row(name, name, chosen, {**common, **own.get(name, {})}) for name in names)))
 
 
-def read_matrix(path: Path, overrides: dict[str, Any] | None = None) -> Matrix:
+def read_matrix(path: Path, overrides: dict[str, Any] | None = None, models: Path | None = None) -> Matrix:
     """A TOML file: `preset`, `seeds`, `baseline` and fields for all rows on top, then a table [[row]] for each with
-    `name`, `variant`, `seeds` and fields of its own. `overrides` win over both."""
+    `name`, `variant`, `seeds` and fields of its own. `overrides` win over both.
+
+    Instead of a variant a row may have `from`, the checkpoint that it begins with, and any row a `teacher`: paths from
+    the folder `models`, or else from where the file lies."""
     content = read_fields(path)
     listed = content.pop("row", None)
     check(isinstance(listed, list) and bool(listed), "row", listed, f"{path} needs at least one [[row]]")
     preset, baseline = content.pop("preset", None), content.pop("baseline", None)
-    check_choice("preset", preset, RECIPES, f"named at the top of {path}")
+    check_choice("preset", preset, {**RECIPES, **FURTHER}, f"named at the top of {path}")
     seeds = content.pop("seeds", DEFAULTS.get(preset, USUAL)[1])
     rows = []
     for entry in listed:
         entry = {**content, **entry, **(overrides or {})}
         name = entry.pop("name", entry.get("variant"))
         check(isinstance(name, str), "name", name, f"every [[row]] of {path} needs a name or a variant")
-        rows.append(Row(name, entry.pop("variant", name), _seeds(entry.pop("seeds", seeds)), entry))
+        start, teacher = (_path(entry, key, models or path.parent) for key in ("from", "teacher"))
+        check(start is None or "variant" not in entry, "variant", entry.get("variant"), "is that of from: leave it out")
+        variant = entry.pop("variant", name if start is None else "")
+        rows.append(Row(name, variant, _seeds(entry.pop("seeds", seeds)), entry, None, start, teacher))
     return _checked(Matrix(preset, tuple(rows), baseline))
 
 
@@ -168,10 +194,18 @@ def _checked(matrix: Matrix) -> Matrix:
         fine = re.fullmatch(r"[\w.+-]+", row.name)
         check(fine is not None, "name", row.name, "is a folder's name: letters, digits and . _ + - only")
         check("seed" not in row.overrides, "seed", row.overrides.get("seed"), "a comparison takes seeds=")
-        row.build(matrix.preset, row.seeds[0])
+        recipe = row.recipe(matrix.preset, row.seeds[0])  # whether checkpoints are there is seen when they are needed
+        alike = row.start is not None and recipe.data_seed is not None and len(row.seeds) > 1
+        check(not alike, "data_seed", recipe.data_seed, "seeds of a row with from differ in the order of data alone")
     if matrix.baseline is not None:
         check_choice("baseline", matrix.baseline, names)
     return matrix
+
+
+def _path(entry: dict[str, Any], key: str, folder: Path) -> Path | None:
+    given = entry.pop(key, None)
+    check(given is None or isinstance(given, str), key, given, "must be the path of a checkpoint")
+    return None if given is None else folder / given
 
 
 def _seeds(given: Any) -> tuple[int, ...]:

@@ -168,9 +168,15 @@ def load(folders: Iterable[Path], baseline: str | None = None, needed: bool = Tr
         told.append(f"There is no finished run of {baseline} here: differences are taken against {chosen}.")
     missing = sorted(f"{row}:{seed}" for row, seed in unfinished - runs.keys())
     data = next((run.data for run in found if run.data), "")
-    results = Results(rows, chosen, rates, missing, told, data, _differing(rows, chosen))
+    results = Results(rows, chosen, rates, missing, told, data, _differing(rows, chosen), _teachers(found))
     results.told += _what_is_uneven(results)
     return results
+
+
+def _teachers(runs: list[Run]) -> list[tuple[str, float]]:
+    """The validation loss of each teacher before training, once."""
+    lines = {line.get("fingerprint"): line for run in runs for line in run.of_kind("teacher")}
+    return [(f"teacher {line.get('name', '')}".strip(), line["valid_loss"]) for line in lines.values()]
 
 
 def _refuse_twice(a: Run, b: Run) -> None:
@@ -262,6 +268,8 @@ def _differing(rows: list[ComparedRow], baseline: str) -> dict[str, list[str]]:
     base, found = next(row for row in rows if row.name == baseline).runs[0], {}
     for row in rows:
         changed = differences(base.identity, row.runs[0].identity, identity_defaults())
+        if None not in changed.get("weights.from", [None]):  # each begins from its own, which is what is compared
+            changed.pop("weights.from")
         told = [f"{k.split('.')[1]} {a} → {b}" for k, (a, b) in changed.items() if not k.startswith(_ROW)]
         told += [f"lr {a:g} → {b:g}" for k, (a, b) in changed.items() if k == "recipe.lr"]
         size = [k for k in changed if k.startswith("model.") and k.split(".")[1] in _SIZE]

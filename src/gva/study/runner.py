@@ -124,6 +124,7 @@ class Runner:
             "preset": self.matrix.preset, "name": row.name, "variant": row.variant, "overrides": row.overrides,
             "seeds": seeds, "data": str(self.data), "folder": str(folder), "device": self.device,
             "weights": self.weights, "parent": os.getpid(),
+            "from": row.start and str(row.start), "teacher": row.teacher and str(row.teacher),
         }  # fmt: skip
         launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={self.ranks}", "-m"]
         words = [*(launcher if self.ranks > 1 else []), "gva.study.child", json.dumps(job)]
@@ -195,9 +196,12 @@ class Runner:
 
     def _refuse_changes(self, runs: list[tuple[Row, int]]) -> None:
         train_set, valid_set = open_data(self.data), open_data(self.data, "valid")
+        weights = {row.name: row.given() for row, _ in runs}
         for row, seed in runs:
-            config, recipe = row.build(self.matrix.preset, seed, self.vocab_size)
-            identity = identity_of(config, recipe, train_set, valid_set)
+            given = weights[row.name]
+            config, recipe = row.build(self.matrix.preset, seed, self.vocab_size, given)
+            given.check_fits(config, recipe, train_set)
+            identity = identity_of(config, recipe, train_set, valid_set, given.fingerprints)
             refuse_another(run_folder(self.out, row.name, seed), identity, identity_defaults())
 
 
@@ -214,7 +218,7 @@ class Progress:
         self.active = active
         titles = [f"[{i}/{len(runs)}] {row.name} seed {seed}" for i, (row, seed) in enumerate(runs, 1)]
         self.titles = dict(zip((run_folder(out, row.name, seed) for row, seed in runs), titles, strict=True))
-        self.steps = {run_folder(out, row.name, seed): row.build(preset, seed)[1].steps for row, seed in pending}
+        self.steps = {run_folder(out, row.name, seed): row.recipe(preset, seed).steps for row, seed in pending}
         self.start = {run: max([line["step"] for line in _tail(run)], default=0) for run in self.steps}
         self.seen = dict(self.start)
         self.told: set[Path] = set()

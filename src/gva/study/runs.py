@@ -126,6 +126,7 @@ def read_runs(folder: Path) -> Iterator[Run]:
 _SHAPES: dict[str, dict[str, Any]] = {
     "step": {"loss": 0.0},
     "eval": {"valid_loss": 0.0, "bits_per_byte": 0.0, "valid_tokens": 0, "loss_by_position": [0.0]},
+    "teacher": {"valid_loss": 0.0},
     "diagnostics": {"first_copy_loss": 0.0, "second_copy_loss": 0.0, "previous_token_attention": [[0.0]]},
     "tasks": {"tokens": 0, "results": {"*": {"acc": 0.0, "items": 0}}},
     "decode": {

@@ -146,12 +146,14 @@ class Stopped(KeyboardInterrupt):
 
 def _measure_start(run: Run, valid: Batches, metrics: Metrics) -> None:
     """The validation loss of the teacher, and of the weights that it begins from before they change."""
-    begun = {"teacher": run.teacher, "eval": None if run.given.start is None else run.loss}
-    for kind, module in begun.items():
-        if module is not None and run.step == 0:
+    if run.step:
+        return
+    for kind, module, trained in (("teacher", run.teacher, run.given.teacher), ("eval", run.loss, run.given.start)):
+        if module is not None and trained is not None:
             found = measure.validate(module, valid, run.recipe, run.ranks)
-            check_finite("validation loss of the weights given", [found["valid_loss"]], "are they damaged?")
-            metrics.event(kind, 0, found)
+            check_finite(f"{trained.path}: validation loss", [found["valid_loss"]], "its weights are damaged")
+            known = {"name": trained.name, "fingerprint": trained.fingerprint} if kind == "teacher" else {}
+            metrics.event(kind, 0, known | found)
 
 
 def _loop(
