@@ -102,6 +102,7 @@ def families():
         "expand": (expand.expand_kernel, keys, 4, 3, torch.bfloat16, False),
         "expand pages": (expand.expand_kernel, {**keys, "PAGE": PAGE}, 4, 3, torch.bfloat16, False),
         "loss": (loss.cross_entropy_kernel, {"BLOCK": 8192}, 16, 3, torch.bfloat16, False),
+        "distillation": (loss.distillation_kernel, {"BLOCK": 8192}, 16, 3, torch.bfloat16, False),
         "append fp8": (append.append_kernel, {**new, "QUANTISE": True}, 4, 3, torch.bfloat16, True),
     }
 
@@ -111,7 +112,7 @@ def compile_for(target, kernel, constants, warps, stages, dtype, fp8):
     element = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}[dtype]
     signature, attributes = {}, {}
     pointers = {"q_absorbed", "q_rope", "k_rope", "out", "values", "value_pages", "rope_pages"}
-    pointers |= {"maps", "keys", "repeated", "logits", "queries", "absorbed"}
+    pointers |= {"maps", "keys", "repeated", "logits", "taught", "queries", "absorbed"}
     for index, name in enumerate(kernel.arg_names):
         if name in constants:
             signature[name] = "constexpr"
@@ -129,7 +130,7 @@ def compile_for(target, kernel, constants, warps, stages, dtype, fp8):
                 kind = "fp8e4nv"
             signature[name] = f"*{kind}"
         else:
-            signature[name] = "fp32" if name == "scale_log2" else "i32"
+            signature[name] = "fp32" if name in ("scale_log2", "cold", "kl_factor") else "i32"
         if signature[name].startswith("*") or name in ("stride_qn", "stride_qh", "stride_rn", "stride_rh", "stride_on"):
             attributes[(index,)] = [["tt.divisibility", 16]]
     places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}

@@ -2,11 +2,17 @@
 
 import pytest
 import torch
+from ops_cases import needs_triton
 from torch.nn import functional
 
 from gva import ops
+from gva.ops import distill
 
 IGNORED = -100
+
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
 
 
 def draw(N=11, V=37, dtype=torch.float64, ignored=(2, 7)):
@@ -15,7 +21,7 @@ def draw(N=11, V=37, dtype=torch.float64, ignored=(2, 7)):
     found = {name: torch.randn(size, generator=generator).to(dtype) for name, size in sizes.items()}
     found["labels"] = torch.randint(V, (N,), generator=generator)
     found["labels"][list(ignored)] = IGNORED
-    return found
+    return {name: tensor.to(DEVICE) for name, tensor in found.items()}
 
 
 def run(loss, given, **how):
@@ -44,22 +50,28 @@ def test_matches_plain_torch_in_float64(kl_weight, temperature):
             torch.testing.assert_close(got[name], true, rtol=1e-12, atol=1e-13, msg=f"{name}, {chunk}")
 
 
+@needs_triton
+@pytest.mark.parametrize("impl", ["reference", "triton"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-def test_rounds_no_more_than_plain_torch(dtype):
-    given = draw(64, 300, dtype)
-    exact = run(by_the_book, {name: x.double() if x.is_floating_point() else x for name, x in given.items()})
-    eager, ours = run(by_the_book, given), run(ops.linear_distillation, given, chunk=16)
+@pytest.mark.parametrize(("N", "V"), [(11, 37), (5, 8192), (3, 8200), (2, 20000), (1, 1)])
+def test_rounds_no_more_than_plain_torch(N, V, dtype, impl):
+    given, how = draw(N, V, dtype, [0] if N > 1 else []), {"kl_weight": 0.7, "temperature": 2.0}
+    exact = run(by_the_book, {name: x.double() if x.is_floating_point() else x for name, x in given.items()}, **how)
+    eager, ours = run(by_the_book, given, **how), run(ops.linear_distillation, given, chunk=4, impl=impl, **how)
     for name, true in exact.items():
+        assert ours[name].dtype == eager[name].dtype
         error, theirs = ((x[name].double() - true).abs().max() for x in (ours, eager))
         assert error <= 2 * theirs + 2 * torch.finfo(dtype).eps * true.abs().max(), name
 
 
-def test_what_is_ignored_has_no_part_in_it_whatever_it_is():
-    given = draw()
-    clean = run(ops.linear_distillation, given)
+@needs_triton
+@pytest.mark.parametrize("impl", ["reference", "triton"])
+def test_what_is_ignored_has_no_part_in_it_whatever_it_is(impl):
+    given = draw(dtype=torch.float32)
+    clean = run(ops.linear_distillation, given, impl=impl)
     for name in ("hidden", "teacher_hidden"):
-        given[name][[2, 7]] = 1e300
-    spoilt = run(ops.linear_distillation, given)
+        given[name][[2, 7]] = 1e30
+    spoilt = run(ops.linear_distillation, given, impl=impl)
     for name in ("objective", "parts", "d_weight"):
         torch.testing.assert_close(spoilt[name], clean[name])
     assert not spoilt["d_hidden"][[2, 7]].any()
@@ -72,3 +84,18 @@ def test_a_teacher_that_agrees_adds_nothing():
     assert got["parts"][1].abs() < 1e-12
     torch.testing.assert_close(got["d_weight"], alone["d_weight"])
     assert not run(ops.linear_distillation, draw(1, ignored=[0]))["d_weight"].any()
+
+
+def test_no_more_logits_than_said_are_held(monkeypatch):
+    given, held, plain = draw(), [], distill._losses
+    want = run(ops.linear_distillation, given)
+
+    def counted(student, teacher, *more):
+        held.append((len(student), len(teacher)))
+        return plain(student, teacher, *more)
+
+    monkeypatch.setattr(distill, "LOGITS", {True: 4 * 37, False: 4 * 37 + 1})
+    monkeypatch.setattr(distill, "_losses", counted)
+    got = run(ops.linear_distillation, given)
+    assert held == [(4, 4), (4, 4), (3, 3)]
+    torch.testing.assert_close(got["d_weight"], want["d_weight"])
