@@ -10,8 +10,8 @@ from torch import Tensor
 from .backend import select
 from .loss import BLOCK, WARPS
 
-# Of each model at a time: 512 MiB in bfloat16, and plain torch, which has several of them, in float32.
-LOGITS = {True: 2**28, False: 2**26}
+# Of each model at a time: 512 MiB in bfloat16, and plain torch, which has about eight of them, 64 MiB in float32.
+LOGITS = {True: 2**28, False: 2**24}
 
 
 def linear_distillation(
