@@ -69,13 +69,6 @@ def load_tokenizer(path: Path, end: str | None = None) -> TextTokenizer:
     return TextTokenizer(tokenizer, found)
 
 
-def same_ids(a: Path, b: Path) -> bool:
-    """Whether the tokenizers of two folders make the same ids of any text. What ends a document, and how one talks with
-    the model, may differ."""
-    first, second = (json.loads(Tokenizer.from_file(str(folder / FILE)).to_str()) for folder in (a, b))
-    return all(first[part] == second[part] for part in ("normalizer", "pre_tokenizer", "model", "added_tokens"))
-
-
 def tokenizer_settings(folder: Path) -> dict[str, Any]:
     """What a tokenizer's folder says of it besides its vocabulary."""
     path = folder / "tokenizer_config.json"

@@ -10,8 +10,9 @@ import torch
 
 from gva.config import GvaConfig, own_fields
 from gva.data.publish import files_of
+from gva.data.same import cutting
 from gva.data.source import Dataset
-from gva.data.tokenizer import FILE, same_ids
+from gva.data.tokenizer import FILE
 from gva.errors import check
 from gva.evaluate.loading import Place, find, load_model, tokenizer_places
 from gva.model import GvaForCausalLM
@@ -74,9 +75,9 @@ class Trained:
         check(
             recipe.length <= limit, "length", recipe.length, f"exceeds max_position_embeddings={limit} of {self.path}"
         )
-        known, theirs = self.tokenizer, data.folder / "tokenizer"
-        if data.vocab_size > size or (known is not None and not same_ids(known, theirs)):
-            remedy = f"gva data prepare TEXT --tokenizer {(known or self.path) / FILE} --out FOLDER"
+        known, theirs = self.place.tokenizer, cutting(data.folder / "tokenizer")
+        if data.vocab_size > size or known not in (None, theirs):
+            remedy = f"gva data prepare TEXT --tokenizer {(self.tokenizer or self.path) / FILE} --out FOLDER"
             raise ValueError(
                 f"{data.folder}: tokens of another tokenizer than that of {self.path}; make it with: {remedy}"
             )
