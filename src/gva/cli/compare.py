@@ -44,7 +44,7 @@ def add(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from gva.errors import check
     from gva.run.folder import refuse_foreign
-    from gva.study.matrix import ROW, choose
+    from gva.study.matrix import ROW, RUNS, choose
     from gva.study.runner import Runner
 
     matrix = _matrix(arguments)
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.fa3 is not None:
         check(arguments.fa3.is_file(), "--fa3", str(arguments.fa3), "no such file; give vLLM's _vllm_fa3_C.abi3.so")
     out = arguments.out or Path(f"comparison-{arguments.matrix.stem if arguments.matrix else matrix.preset}")
-    refuse_foreign(out, f"*/{ROW}")
+    refuse_foreign(out, f"{RUNS}/*/{ROW}")
     how = {name: getattr(arguments, name) for name in ("device", "weights", "ranks", "decode_speed", "fa3")}
     outcome = Runner(matrix, _data(arguments, out), out, **how).execute(runs)
     if outcome.stopped:

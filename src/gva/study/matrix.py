@@ -15,6 +15,7 @@ from gva.train.recipe import FURTHER, RECIPES, Recipe, build, further, read_fiel
 from gva.train.trained import Given, open_given
 
 ROW = "row.json"
+RUNS = "runs"  # where the rows of a comparison lie
 # The seven rows of the paper's table, and its failed first cut.
 PAPER = (
     "gqa", "mla", "shared-kv", "gva-baseline", "gva-scale-matched", "gva-variance-fixed", "gva-drope-24",
@@ -155,7 +156,7 @@ def choose(matrix: Matrix, only: Iterable[str] = (), shard: str | None = None) -
 
 def row_folder(out: Path, name: str) -> Path:
     """Where the runs of a row lie in the folder of a comparison."""
-    return within(within(out, "runs"), name)
+    return within(within(out, RUNS), name)
 
 
 def run_folder(out: Path, name: str, seed: int) -> Path:
