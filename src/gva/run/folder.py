@@ -17,7 +17,7 @@ RUN = "run.json"  # what the run is
 CHECKPOINTS = "checkpoints"  # what it goes on from
 MODEL = "model"  # what it ends with: a HuggingFace folder
 
-_BEFORE = {"data"}  # what may lie in a folder before it is a run's
+_BEFORE = {"data", "runs"}  # what may lie in a folder before it is a run's or a comparison's
 
 # What of a run's identity others read, and how it is written there.
 _NEEDED: dict[str, tuple[type, ...]] = {
