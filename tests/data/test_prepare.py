@@ -18,7 +18,8 @@ from transformers import AutoTokenizer
 
 from gva.cli import main
 from gva.data.documents import DataError, read_documents
-from gva.data.prepare import is_held_out, prepare_dataset, prepare_files, prepare_standard_library
+from gva.data.holdout import is_held_out
+from gva.data.prepare import prepare_dataset, prepare_files, prepare_standard_library
 from gva.data.shards import TokenDataset
 from gva.data.tokenizer import load_tokenizer, train_bpe
 
@@ -147,25 +148,6 @@ def test_a_kill_loses_no_finished_file(tmp_path, inputs):
     assert {k: v for k, v in snapshot(out).items() if ".tmp" not in k} == snapshot(tmp_path / "whole")
 
 
-def test_changed_inputs_and_tokenizers_are_done_again(tmp_path, inputs):
-    out = tmp_path / "out"
-    prepare_files(inputs, out, vocab_size=400, progress=False)
-    before = TokenDataset(out).fingerprint
-    inputs[1].write_bytes(lzma.compress(jsonl(TEXTS[:20])))
-    prepare_files(inputs, out, vocab_size=400, progress=False)
-    changed = TokenDataset(out).fingerprint
-    assert changed != before
-    prepare_files(inputs, out, vocab_size=350, progress=False)
-    assert TokenDataset(out).vocab_size == 350, "another vocabulary was asked for"
-    prepare_files(inputs, out, vocab_size=350, end="a", progress=False)
-    assert TokenDataset(out).index["end_of_text"] == load_tokenizer(out / "tokenizer").end
-    assert TokenDataset(out).read(0, len(TokenDataset(out)))[-1] == TokenDataset(out).index["end_of_text"]
-    train_bpe(TEXTS, 300).save(tmp_path / "other")
-    prepare_files(inputs, out, tokenizer=tmp_path / "other", progress=False)
-    assert TokenDataset(out).fingerprint != changed
-    assert TokenDataset(out).vocab_size == 300
-
-
 def test_a_validation_file_of_its_own(tmp_path, inputs):
     prepare_files(inputs[:2], tmp_path / "out", valid=inputs[2:], vocab_size=400, progress=False)
     assert len(TokenDataset(tmp_path / "out").document_ends) == 220
@@ -247,11 +229,16 @@ def test_a_dataset_folder_is_streamed_and_resumed(tmp_path):
     index = prepare_dataset(str(folder), tmp_path / "whole", **options)
     assert sum(s["documents"] for split in index["splits"].values() for s in split) == 250
     assert len(index["splits"]["train"]) == 3
+    prepare_dataset(str(folder), tmp_path / "sampled", max_documents=120, **options)
+    with pytest.raises(DataError, match="differs in sample: '"):
+        prepare_dataset(str(folder), tmp_path / "sampled", **options)
+    options = {"tokenizer": tmp_path / "whole" / "tokenizer", "shard_documents": 100, "progress": False}
     prepare_dataset(str(folder), tmp_path / "grown", max_documents=120, **options)
     prepare_dataset(str(folder), tmp_path / "grown", **options)
     assert len(TokenDataset(tmp_path / "grown")) > 0
     grown = TokenDataset(tmp_path / "grown").index
     assert sum(s["documents"] for split in grown["splits"].values() for s in split) == 250, "nothing was lost"
+    options = {"vocab_size": 400, "shard_documents": 100, "progress": False}
     (tmp_path / "part").mkdir()
     for name in snapshot(tmp_path / "whole"):
         if name.startswith(("tokenizer", "train-00000", "valid-00000")):
@@ -270,9 +257,11 @@ def test_whole_files_as_documents_are_held_out_too(tmp_path):
         paths[-1].write_text(text)
     index = prepare_files(paths, tmp_path / "out", vocab_size=300, progress=False)
     assert index["tokens"]["valid"] > 0
-    with pytest.raises(DataError, match="no document was held out for validation; give some with --valid"):
-        prepare_files(paths[:1], tmp_path / "few", vocab_size=300, hold_out=10**9, progress=False)
-    assert not (tmp_path / "few" / "index.json").exists()
+    for count in (1, 2, 10):
+        index = prepare_files(paths[:count], tmp_path / str(count), vocab_size=300, hold_out=10**9, progress=False)
+        train, valid = (sum(shard["bytes"] for shard in index["splits"][split]) for split in ("train", "valid"))
+        assert train + valid == sum(len(text.encode()) for text in TEXTS[:count])
+        assert 0 < valid < train, "something is held out, however few documents there are"
 
 
 def test_a_spelt_out_special_token_ends_nothing(tmp_path):

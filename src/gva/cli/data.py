@@ -30,7 +30,7 @@ def add(commands: Any) -> None:
     recall.add_argument("--pairs", type=int, default=64, help="trained at most; four times as many are tested")
     recall.add_argument("--every", type=int, default=50, help="steps between tests, which may double the pairs")
     recall.set_defaults(run=_data_recall)
-    verify = actions.add_parser("verify", help="compare every shard with its checksum")
+    verify = actions.add_parser("verify", help="compare every file with what was written")
     verify.add_argument("folder", type=Path)
     verify.set_defaults(run=_data_verify)
 
@@ -72,9 +72,8 @@ def _data_recall(arguments: argparse.Namespace) -> int:
 
 
 def _data_verify(arguments: argparse.Namespace) -> int:
-    from gva.data.shards import TokenDataset
+    from gva.data.preparation import verify
 
-    for split in ("train", "valid"):
-        TokenDataset(arguments.folder, split).verify()
-    print(f"{arguments.folder}: every shard is as it was written")
+    verify(arguments.folder)
+    print(f"{arguments.folder}: every file is as it was written")
     return 0

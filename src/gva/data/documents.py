@@ -1,4 +1,5 @@
-"""Documents from files: jsonl, txt and parquet, each plain or .gz, .xz, .zst; and from HuggingFace datasets."""
+"""Documents from files: jsonl, parquet, Python and plain text, each plain or .gz, .xz, .zst; and from HuggingFace
+datasets."""
 
 import gzip
 import io
@@ -13,6 +14,7 @@ from typing import Any, BinaryIO
 
 KINDS = (".jsonl", ".txt", ".parquet", ".py")
 COMPRESSIONS = (".gz", ".xz", ".zst")
+LONGEST = 2**14  # characters of a document that is cut from plain text, unless one line has more
 
 
 class DataError(ValueError):
@@ -21,23 +23,42 @@ class DataError(ValueError):
 
 def kind_of(path: Path) -> tuple[str, str]:
     """('.jsonl', '.xz') for 'a.jsonl.xz'; refuses what cannot be read."""
-    compression = path.suffix if path.suffix in COMPRESSIONS else ""
-    kind = Path(path.name.removesuffix(compression)).suffix
+    kind, compression = _kind(path)
     if kind not in KINDS:
         raise DataError(f"{path}: cannot be read; known are {', '.join(KINDS)}, plain or {', '.join(COMPRESSIONS)}")
     return kind, compression
 
 
-def read_documents(path: Path, field: str = "text") -> Iterator[str]:
-    """The documents of a file: a jsonl line, a parquet row, or a whole text file each."""
+def _kind(path: Path) -> tuple[str, str]:
+    compression = path.suffix if path.suffix in COMPRESSIONS else ""
+    return Path(path.name.removesuffix(compression)).suffix, compression
+
+
+def read_documents(path: Path, field: str = "text", separator: str | None = None) -> Iterator[str]:
+    """The documents of a file: a jsonl line, a parquet row, a whole Python file each. Plain text is cut where
+    `separator` stands; without one at blank lines, see `_passages`; if it is empty, not at all."""
     kind, compression = kind_of(path)
     with _opened(path, compression) as stream:
         if kind == ".jsonl":
             yield from _texts(_jsonl(path, stream), field, f"{path}: line")
         elif kind == ".parquet":
             yield from _parquet(path, stream, field)
-        else:
+        elif kind == ".py" or separator == "":
             yield stream.read().decode("utf-8", errors="strict")
+        else:
+            lines = _lines(path, stream)
+            texts = _between(lines, separator) if separator else _passages(lines)
+            yield from (text for text in texts if text.strip())
+
+
+def files_in(place: Path, but: Path | None = None) -> list[Path]:
+    """A file itself, or the files in a folder and in those within it that documents can be read from, by their names;
+    hidden ones and all in the folder `but` are left out."""
+    if not place.is_dir():
+        return [place]
+    found = (path for path in sorted(place.rglob("*")) if path.is_file() and _kind(path)[0] in KINDS)
+    shown = (path for path in found if not any(part.startswith(".") for part in path.relative_to(place).parts))
+    return [path for path in shown if but is None or not path.resolve().is_relative_to(but.resolve())]
 
 
 def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -67,8 +88,54 @@ def optional(module: str, extra: str, use: str, otherwise: str = "") -> Any:
 def _texts(rows: Iterable[tuple[int, dict[str, Any]]], field: str, place: str) -> Iterator[str]:
     for number, row in rows:
         if not isinstance(row.get(field), str):
-            raise DataError(f"{place} {number} has no text in field {field!r} (it has {sorted(row)})")
+            raise DataError(
+                f"{place} {number} has no text in field {field!r} (it has {sorted(row)}); say with --field where it is"
+            )
+        try:
+            row[field].isascii() or row[field].encode()
+        except UnicodeEncodeError as error:
+            what = f"half of a character, {row[field][error.start]!r} at {error.start}, which no text can hold"
+            raise DataError(f"{place} {number}: has {what}; mend or remove that line") from None
         yield row[field]
+
+
+def _passages(lines: Iterable[str]) -> Iterator[str]:
+    """Documents of up to LONGEST characters, each ending with as late a blank line as that allows; where there is none,
+    at the end of a line. Joined they are the text again."""
+    text, paragraph = "", 0  # where in it a paragraph last ended
+    for line in lines:
+        while text and len(text) + len(line) > LONGEST:
+            end = paragraph or len(text)
+            yield text[:end]
+            text, paragraph = text[end:], 0
+        text += line
+        if not line.strip():
+            paragraph = len(text)
+    yield text
+
+
+def _between(lines: Iterable[str], separator: str) -> Iterator[str]:
+    """What stands between separators, without the line ends that are theirs."""
+    text, searched = "", 0
+    for line in lines:
+        text += line
+        if text.find(separator, max(0, searched - len(separator))) >= 0:
+            *whole, text = text.split(separator)
+            yield from (document.strip("\r\n") for document in whole)
+        searched = len(text)
+    yield text.strip("\r\n")
+
+
+def _lines(path: Path, stream: BinaryIO) -> Iterator[str]:
+    place = 0
+    for number, line in enumerate(stream, 1):
+        try:
+            yield line.decode()
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{path}: not UTF-8 text (byte {place + error.start}) in line {number}; write the file in UTF-8"
+            ) from error
+        place += len(line)
 
 
 @contextmanager
@@ -82,7 +149,7 @@ def _opened(path: Path, compression: str) -> Iterator[BinaryIO]:
     except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"{path}: truncated or not a {compression} file ({error}); fetch it again") from error
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8 text (byte {error.start})") from error
+        raise DataError(f"{path}: not UTF-8 text (byte {error.start}); write the file in UTF-8") from error
 
 
 def _open_zst(path: Path) -> BinaryIO:
@@ -111,10 +178,12 @@ def _jsonl(path: Path, stream: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]
             continue
         try:
             row: Any = json.loads(line)
-        except ValueError as error:
-            raise DataError(f"{path}: line {number} is not JSON ({error})") from error
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{path}: line {number} is not JSON ({error}); mend or remove that line") from error
         if not isinstance(row, dict):
-            raise DataError(f"{path}: line {number} is a {type(row).__name__}, must be an object")
+            raise DataError(
+                f"{path}: line {number} is a {type(row).__name__}, must be an object; mend or remove that line"
+            )
         yield number, row
 
 

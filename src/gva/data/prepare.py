@@ -7,13 +7,12 @@ import platform
 import sysconfig
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
-from dataclasses import asdict
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -21,89 +20,162 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-import gva
-from gva.data.documents import DataError, kind_of, read_dataset, read_documents
-from gva.data.shards import FORMAT, INDEX, Shard, read_record, write_shard
-from gva.data.tokenizer import TextTokenizer, load_tokenizer, tokenizer_settings, train_bpe
-from gva.run.atomic import write_atomically
+from gva.data.documents import LONGEST, DataError, kind_of, read_dataset, read_documents
+from gva.data.holdout import HOLD_OUT, HoldOut, choose
+from gva.data.preparation import Preparation, named, sum_of
+from gva.data.shards import INDEX, Shard, ShardWriter, is_intact, read_record
+from gva.data.tokenizer import TextTokenizer, load_tokenizer, train_bpe
+from gva.run.atomic import staging_folder
+from gva.run.folder import locked
 
-HOLD_OUT = 100  # without a validation input, about one document in so many is held out, chosen by its content
-ENCODE = 256  # documents per call into the tokenizer
-ASKED = "requested_vocab_size"  # noted beside a tokenizer trained here
+DOING = "preparing data"
+BATCH = 256, 2**19  # texts in a call into the tokenizer, and characters, at most
 STREAM_SHARD = 50_000  # documents per shard of a streamed dataset
+STREAM_SAMPLE = 100_000  # of its documents, for a BPE
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How documents are found and tokenised."""
+
+    tokenizer: Path | None = None
+    vocab_size: int = 16384
+    end: str | None = None
+    field: str = "text"
+    separator: str | None = None
+    hold_out: int = HOLD_OUT
+
+    def identity(self, given: TextTokenizer | None) -> dict[str, Any]:
+        words = {name: getattr(self, name) for name in ("end", "field", "separator", "hold_out")}
+        tokenizer, size = (None, self.vocab_size) if given is None else (given.fingerprint, None)
+        return {**words, "tokenizer": tokenizer, "vocab_size": size}
+
+    def given(self) -> TextTokenizer | None:
+        return None if self.tokenizer is None else load_tokenizer(self.tokenizer, self.end)
+
+
+@dataclass(frozen=True)
+class Input:
+    """A file, the shard that it becomes, and its content as it was at first."""
+
+    path: Path
+    split: str
+    number: int
+    sha256: str = ""
+    stamp: tuple[int, ...] = field(default=(), compare=False)
+
+    @property
+    def shard(self) -> str:
+        return f"{self.split}-{self.number:05d}"
+
+    def summed(self) -> "Input":
+        """The same with its sum."""
+        stamp = self._stamp()
+        return Input(self.path, self.split, self.number, sum_of(self.path), stamp)
+
+    def check_unchanged(self) -> None:
+        if self._stamp() != self.stamp:
+            raise DataError(f"{self.path}: was changed while it was read; run the command again")
+
+    def _stamp(self) -> tuple[int, ...]:
+        found = self.path.stat()
+        return found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns
+
+    def texts(self, settings: Settings) -> Iterator[str]:
+        yield from read_documents(self.path, settings.field, settings.separator)
+        self.check_unchanged()
 
 
 def prepare_files(
     inputs: list[Path],
     out: Path,
     *,
-    tokenizer: Path | None = None,
-    vocab_size: int = 16384,
-    end: str | None = None,
-    field: str = "text",
     valid: list[Path] | None = None,
-    hold_out: int = HOLD_OUT,
     workers: int = 1,
     progress: bool = True,
-    provenance: dict[str, Any] | None = None,
+    **settings: Any,
 ) -> dict[str, Any]:
-    """Tokenize files into `out` and return the index. Without a tokenizer, a BPE is trained on the inputs.
+    """Tokenize files into `out` and return the index; `settings` are those of `Settings`. Without a tokenizer, a BPE is
+    trained on the inputs.
 
-    Each input becomes one shard per split. A killed run goes on where it was; a changed input or tokenizer is
-    noticed by its fingerprint and done again.
+    Each input becomes one shard per split. A killed run goes on where it was; other inputs or settings than those that
+    the folder was begun with are refused.
     """
+    files = [Input(path, "train", number) for number, path in enumerate(inputs)]
+    files += [Input(path, "valid", number) for number, path in enumerate(valid or [])]
     if not inputs:
         raise DataError("no input files; give some, or none at all for the Python standard library")
-    for path in [*inputs, *(valid or [])]:
+    for path in (file.path for file in files):
         kind_of(path)
         if not path.is_file():
             raise DataError(f"{path}: no such file")
-    out.mkdir(parents=True, exist_ok=True)
-    kept = _settle_tokenizer(out, tokenizer, vocab_size, end, lambda: _texts(inputs, field), progress)
-    jobs = [(path, "train", number) for number, path in enumerate(inputs)]
-    jobs += [(path, "valid", number) for number, path in enumerate(valid or [])]
-    prepare = partial(_prepare_file, out, field, 0 if valid else hold_out)
-    bar = tqdm(total=sum(path.stat().st_size for path, *_ in jobs), unit="B", unit_scale=True, disable=not progress)
-    shards: list[Shard] = []
-    with bar, _mapper(workers) as run_all:
-        for (path, *_), done in zip(jobs, run_all(prepare, *zip(*jobs, strict=True)), strict=True):
-            shards += done
-            bar.update(path.stat().st_size)
-    return _publish(out, shards, kept, provenance or {"inputs": [path.name for path in inputs]})
+    how = Settings(**settings)
+    how.given()  # what is wrong with it is told before the folder is made
+    with locked(out, DOING):
+        return _prepare_files(files, out, how, workers, progress, {"inputs": [path.name for path in inputs]})
+
+
+def _prepare_files(
+    files: list[Input], out: Path, how: Settings, workers: int, progress: bool, provenance: dict[str, Any]
+) -> dict[str, Any]:
+    with _mapper(min(workers, len(files))) as run_all:
+        files = list(run_all(Input.summed, files))
+        training = [file for file in files if file.split == "train"]
+
+        def texts() -> Iterator[str]:
+            for file in training:
+                yield from file.texts(how)
+
+        told = ", ".join(str(file.path) for file in training[:3]) + ", ..." * (len(training) > 3)
+        held = _choose(texts(), how, told) if training == files else None
+        inputs = {file.shard: named(file.path.name, file.sha256) for file in files}
+        preparation = Preparation(out, {"inputs": inputs, **how.identity(given := how.given())}, provenance)
+        tokenizer = preparation.settle_tokenizer(given, lambda: train_bpe(texts(), how.vocab_size, progress))
+        bar = tqdm(total=sum(file.stamp[0] for file in files), unit="B", unit_scale=True, disable=not progress)
+        shards: list[Shard] = []
+        with bar:
+            for file, done in zip(files, run_all(partial(_prepare_file, out, how, held), files), strict=True):
+                shards += done
+                bar.update(file.stamp[0])
+    return preparation.publish(shards, tokenizer)
 
 
 def prepare_dataset(
     name: str,
     out: Path,
     *,
-    tokenizer: Path | None = None,
-    vocab_size: int = 16384,
-    end: str | None = None,
-    field: str = "text",
     config: str | None = None,
     split: str = "train",
     max_documents: int | None = None,
     shard_documents: int = STREAM_SHARD,
     progress: bool = True,
+    **settings: Any,
 ) -> dict[str, Any]:
     """Tokenize a HuggingFace dataset as it streams, in one process. After a kill the stream is read again, but
     shards that are already there are not tokenized again."""
-    out.mkdir(parents=True, exist_ok=True)
+    how, source = Settings(**settings), {"dataset": name, "config": config, "split": split}
+    given = how.given()
 
-    def stream() -> Iterator[str]:
-        return islice(read_dataset(name, field, split, config), max_documents)
+    def stream(most: int | None = None) -> Iterator[str]:
+        return islice(islice(read_dataset(name, how.field, split, config), max_documents), most)
 
-    kept = _settle_tokenizer(out, tokenizer, vocab_size, end, lambda: islice(stream(), 100_000), progress)
-    shards: list[Shard] = []
-    source, texts = {"dataset": name, "config": config, "split": split}, stream()
-    with tqdm(unit=" documents", disable=not progress) as bar:
-        for number, chunk in enumerate(iter(lambda: list(islice(texts, shard_documents)), [])):
-            part = {"first": number * shard_documents, "documents": len(chunk), "field": field}
-            shards += _write_splits(out, number, chunk, kept, {**source, **part}, "train", HOLD_OUT)
-            bar.update(len(chunk))
-    if not shards:
-        raise DataError(f"dataset {name}: no documents in split {split!r}")
-    return _publish(out, shards, kept, source)
+    with locked(out, DOING):
+        held = _choose(stream(), how, f"dataset {name}, split {split!r}")
+        sample = None if given else _sum_of_texts(stream(STREAM_SAMPLE))[:16]  # which a BPE is trained on
+        more = {"shard_documents": shard_documents, "sample": sample}
+        preparation = Preparation(out, {**source, **more, **how.identity(given)}, source)
+        tokenizer = preparation.settle_tokenizer(
+            given, lambda: train_bpe(stream(STREAM_SAMPLE), how.vocab_size, progress)
+        )
+        shards: list[Shard] = []
+        texts = stream()
+        with tqdm(unit=" documents", disable=not progress) as bar:
+            for number, chunk in enumerate(iter(lambda: list(islice(texts, shard_documents)), [])):
+                part = {"first": number * shard_documents, "documents": len(chunk), "field": how.field}
+                part |= {"sha256": _sum_of_texts(chunk)}
+                shards += _write_splits(out, number, chunk, tokenizer, {**source, **part}, "train", held)
+                bar.update(len(chunk))
+        return preparation.publish(shards, tokenizer)
 
 
 def prepare_standard_library(out: Path, vocab_size: int = 2048, progress: bool = True) -> dict[str, Any]:
@@ -111,33 +183,13 @@ def prepare_standard_library(out: Path, vocab_size: int = 2048, progress: bool =
     home = Path(sysconfig.get_paths()["stdlib"])
     skipped = {"site-packages", "test", "tests", "idle_test", "lib2to3", "__pycache__", "turtledemo"}
     files = [p for p in sorted(home.rglob("*.py")) if not skipped & set(p.relative_to(home).parts)]
-    joined = out / "source.jsonl"
-    out.mkdir(parents=True, exist_ok=True)
     texts = (p.read_text("utf-8", errors="ignore") for p in files)
-    write_atomically(joined, "".join(json.dumps({"text": text}) + "\n" for text in texts if text.strip()))
-    try:
-        source = {"inputs": [f"standard library of Python {platform.python_version()}, {len(files)} files"]}
-        return prepare_files([joined], out, vocab_size=vocab_size, hold_out=25, progress=progress, provenance=source)
-    finally:
-        joined.unlink()
-
-
-def _texts(inputs: Iterable[Path], field: str) -> Iterator[str]:
-    for path in inputs:
-        yield from read_documents(path, field)
-
-
-def _settle_tokenizer(
-    out: Path, given: Path | None, vocab_size: int, end: str | None, texts: Callable[[], Iterable[str]], progress: bool
-) -> TextTokenizer:
-    """The tokenizer of this folder: the one given, the one an earlier run trained here, or one trained now."""
-    (out / INDEX).unlink(missing_ok=True)  # what it described is about to change
-    folder = out / "tokenizer"
-    if given is None and tokenizer_settings(folder).get(ASKED) != vocab_size:
-        train_bpe(texts(), vocab_size, progress).save(folder)
-    tokenizer = load_tokenizer(given or folder, end)
-    tokenizer.save(folder, **({ASKED: vocab_size} if given is None else {}))
-    return tokenizer
+    source = {"inputs": [f"standard library of Python {platform.python_version()}, {len(files)} files"]}
+    with locked(out, DOING), staging_folder(out) as scratch:
+        joined = scratch / "source.jsonl"
+        joined.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts if text.strip()))
+        how = Settings(vocab_size=vocab_size, hold_out=25)
+        return _prepare_files([Input(joined, "train", 0)], out, how, 1, progress, source)
 
 
 @contextmanager
@@ -162,11 +214,27 @@ def _begin_worker(parent: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _prepare_file(out: Path, field: str, hold_out: int, path: Path, split: str, number: int) -> list[Shard]:
+def _choose(texts: Iterable[str], how: Settings, told: str) -> HoldOut:
+    try:
+        return choose(texts, how.hold_out)
+    except LookupError:
+        raise DataError(f"{told}: no text in it; give an input that has some") from None
+
+
+def _sum_of_texts(texts: Iterable[str]) -> str:
+    found = hashlib.sha256()
+    for content in (text.encode() for text in texts):
+        found.update(len(content).to_bytes(8, "little") + content)
+    return found.hexdigest()
+
+
+def _prepare_file(out: Path, how: Settings, held: HoldOut | None, file: Input) -> list[Shard]:
     """One input file; runs in a worker process."""
     tokenizer = load_tokenizer(out / "tokenizer")
-    source = {"file": path.name, "sha256": _file_digest(path), "field": field}
-    return _write_splits(out, number, read_documents(path, field), tokenizer, source, split, hold_out)
+    source: dict[str, Any] = {"file": file.path.name, "sha256": file.sha256, "field": how.field}
+    if kind_of(file.path)[0] == ".txt" and how.separator != "":
+        source["cut"] = how.separator or LONGEST
+    return _write_splits(out, file.number, file.texts(how), tokenizer, source, file.split, held)
 
 
 def _write_splits(
@@ -176,52 +244,45 @@ def _write_splits(
     tokenizer: TextTokenizer,
     source: dict[str, Any],
     split: str,
-    hold_out: int,
+    held: HoldOut | None,
 ) -> list[Shard]:
-    """The shards of one input: its split, and with `hold_out` every so-many-th training document as validation.
-    Shards that an earlier run finished from the same source are kept."""
-    splits = ("train", "valid") if split == "train" and hold_out else (split,)
-    source = {**source, "hold_out": hold_out, "tokenizer": tokenizer.fingerprint}
-    found = [read_record(out, f"{name}-{number:05d}") for name in splits]
-    if all(record is not None and record.source == source for record in found):
-        return [record for record in found if record is not None]
-    parts: dict[str, list[str]] = {name: [] for name in splits}
-    for text in documents:
-        parts["valid" if len(splits) == 2 and is_held_out(text, hold_out) else split].append(text)
-    return [_write(out, f"{name}-{number:05d}", texts, tokenizer, source) for name, texts in parts.items()]
+    """The shards of one input: its split alone, or what of it is held out too. Shards that are whole and of the same
+    source are kept."""
+    splits = (split,) if held is None else ("train", "valid")
+    source = {**source, "hold_out": 0 if held is None else held.noted(), "tokenizer": tokenizer.fingerprint}
+    names = {name: f"{name}-{number:05d}" for name in splits}
+    found = [record for name in names.values() if (record := read_record(out, name)) and record.source == source]
+    if len(found) == len(splits) and all(is_intact(out, record) for record in found):
+        return found
+    (out / INDEX).unlink(missing_ok=True)
+    dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 2**16 else np.uint32)
+    with ExitStack() as stack:
+        writers = {name: stack.enter_context(ShardWriter(out, shard, dtype)) for name, shard in names.items()}
+        sides = (
+            ((split, text) for text in documents) if held is None else chain.from_iterable(map(held.sides, documents))
+        )
+        for batch in _batches(sides, tokenizer):
+            for (name, text, last), ids in zip(batch, tokenizer.encode([text for _, text, _ in batch]), strict=True):
+                writers[name].write(ids, len(text.encode()))
+                if last:
+                    writers[name].write([tokenizer.end])
+                    writers[name].end_document()
+    return [writer.record(source) for writer in writers.values()]
 
 
-def is_held_out(text: str, one_in: int) -> bool:
-    """Whether a document is for validation. By content, so that copies of it never stand on both sides."""
-    return zlib.crc32(text.encode()) % one_in == 0
-
-
-def _write(out: Path, name: str, texts: Iterable[str], tokenizer: TextTokenizer, source: dict[str, Any]) -> Shard:
-    dtype = np.uint16 if tokenizer.vocab_size <= 2**16 else np.uint32
-    documents, size, stream = [], 0, iter(texts)
-    while chunk := list(islice(stream, ENCODE)):
-        documents += [np.array(ids, dtype) for ids in tokenizer.encode(chunk)]
-        size += sum(len(text.encode()) for text in chunk)
-    return write_shard(out, name, documents, size, source)
-
-
-def _file_digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _publish(out: Path, shards: list[Shard], tokenizer: TextTokenizer, source: dict[str, Any]) -> dict[str, Any]:
-    splits = {split: [s for s in shards if s.name.startswith(split)] for split in ("train", "valid")}
-    if not any(shard.tokens for shard in splits["valid"]):
-        raise DataError(f"{out}: no document was held out for validation; give some with --valid")
-    index = {
-        "format": FORMAT,
-        "vocab_size": tokenizer.vocab_size,
-        "end_of_text": tokenizer.end,
-        "tokenizer": tokenizer.fingerprint,
-        "provenance": {**source, "gva": gva.__version__},
-        "tokens": {split: sum(s.tokens for s in found) for split, found in splits.items()},
-        "splits": {split: [asdict(s) for s in found] for split, found in splits.items()},
-    }
-    write_atomically(out / INDEX, json.dumps(index, indent=2))
-    return index
+def _batches(parts: Iterable[tuple[str, str]], tokenizer: TextTokenizer) -> Iterator[list[tuple[str, str, bool]]]:
+    """Documents in pieces that are encoded as if they were whole, gathered for the tokenizer: the split, the text of a
+    piece, and whether its document ends with it."""
+    most, longest = BATCH
+    batch: list[tuple[str, str, bool]] = []
+    length = 0
+    for split, text in parts:
+        pieces = list(tokenizer.pieces(text))
+        for number, piece in enumerate(pieces, 1):
+            batch.append((split, piece, number == len(pieces)))
+            length += len(piece)
+            if len(batch) == most or length >= longest:
+                yield batch
+                batch, length = [], 0
+    if batch:
+        yield batch

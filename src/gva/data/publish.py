@@ -5,12 +5,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from gva.data.tokenizer import load_tokenizer, tokenizer_settings
+from gva.data.tokenizer import SETTINGS, load_tokenizer, tokenizer_settings
 from gva.run.atomic import write_atomically
 from gva.run.files import within
 
 CARD = "README.md"
-SETTINGS = "tokenizer_config.json"
 # What of a folder is its tokenizer: it may be that of a whole model.
 TOKENIZER = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "chat_template*")
 # And what else stays true of a model that is trained further.

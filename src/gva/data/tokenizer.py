@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,9 +10,12 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from gva.data.documents import DataError
+from gva.run.atomic import write_atomically
+from gva.run.files import read_object
 
 END_OF_TEXT = "<|endoftext|>"
 FILE = "tokenizer.json"
+SETTINGS = "tokenizer_config.json"
 
 
 @dataclass(frozen=True)
@@ -32,16 +35,25 @@ class TextTokenizer:
         return hashlib.sha256(f"{self.end} {self.tokenizer.to_str()}".encode()).hexdigest()[:16]
 
     def encode(self, texts: list[str]) -> list[list[int]]:
-        """Token ids of each text, its end token last."""
-        return [[*e.ids, self.end] for e in self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+        """Token ids of each text, without its end token."""
+        return [encoded.ids for encoded in self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 
-    def save(self, folder: Path, **more: int) -> None:
-        """A folder that AutoTokenizer loads; `more` is noted in its settings."""
-        folder.mkdir(parents=True, exist_ok=True)
-        self.tokenizer.save(str(folder / FILE))
+    def pieces(self, text: str) -> Iterator[str]:
+        yield text
+
+    def files(self, **more: int) -> dict[str, str]:
+        """What a folder holds that AutoTokenizer loads, by the names of files; `more` is noted in its settings."""
         end = self.tokenizer.id_to_token(self.end)
         settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end, "model_max_length": 10**9, **more}
-        (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))
+        return {FILE: self.tokenizer.to_str(pretty=True), SETTINGS: json.dumps(settings, indent=2)}
+
+    def save(self, folder: Path, **more: int) -> None:
+        """Write such a folder. What is there already, byte for byte, stays."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in self.files(**more).items():
+            path = folder / name
+            if not path.is_file() or path.read_bytes() != content.encode():
+                write_atomically(path, content)
 
 
 def load_tokenizer(path: Path, end: str | None = None) -> TextTokenizer:
@@ -71,8 +83,8 @@ def load_tokenizer(path: Path, end: str | None = None) -> TextTokenizer:
 
 def tokenizer_settings(folder: Path) -> dict[str, Any]:
     """What a tokenizer's folder says of it besides its vocabulary."""
-    path = folder / "tokenizer_config.json"
-    return json.loads(path.read_text()) if path.is_file() else {}
+    path = folder / SETTINGS
+    return read_object(path, "copy it again") if path.is_file() else {}
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int, progress: bool = False) -> TextTokenizer:
