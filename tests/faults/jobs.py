@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from faults.injector import FULL, KILL, Injector, Outcome
+from gva.data.tokenizer import train_bpe
 from gva.run.metrics import read_metrics
 
 MODEL = [
@@ -21,12 +22,13 @@ STEPS = ["--steps", "6"]
 
 @dataclass(frozen=True)
 class Job:
-    """A command over a folder; `before` are the commands that made what it starts from."""
+    """A command over a folder; `before` are the commands that made what it starts from, `spoil` what came over it."""
 
     name: str
     words: Callable[[Path, Path], list[str]]  # of the folder and of the inputs
     left: Callable[[Path], Any]  # what a folder holds that must not depend on kills
     before: tuple["Job", ...] = ()
+    spoil: Callable[[Path], None] = lambda folder: None
 
     def __str__(self) -> str:
         return self.name
@@ -65,6 +67,19 @@ def _prepare(folder: Path, inputs: Path) -> list[str]:
     return ["data", "prepare", *files, "--out", str(folder), "--vocab-size", "300", "--workers", "1"]
 
 
+def _prepare_text(folder: Path, inputs: Path) -> list[str]:
+    return ["data", "prepare", str(inputs / "c.txt"), "--out", str(folder), "--vocab-size", "300"]
+
+
+def _damage(folder: Path) -> None:
+    """Of every kind of file one: a shard cut short, another's ends gone, another tokenizer, half an index."""
+    tokens, index = folder / "train-00000.tokens", folder / "index.json"
+    tokens.write_bytes(tokens.read_bytes()[:-2])
+    index.write_bytes(index.read_bytes()[:500])
+    (folder / "train-00001.documents").unlink()
+    train_bpe(["quite another text"], 280).save(folder / "tokenizer")
+
+
 def _train(folder: Path, inputs: Path) -> list[str]:
     where = ["--data", str(inputs / "prepared"), "--out", str(folder), "--device", "cpu"]
     return ["train", "--preset", "demo", "--variant", "gva-drope-16", *where, *STEPS, *MODEL]
@@ -81,10 +96,12 @@ def _archive(folder: Path, inputs: Path) -> list[str]:
 
 PREPARE = Job("prepare", _prepare, tree)
 AGAIN = Job("prepare again", _prepare, tree, (PREPARE,))
+MEND = Job("prepare what is damaged", _prepare, tree, (PREPARE,), _damage)
+TEXT = Job("prepare a text", _prepare_text, tree)
 TRAIN = Job("train", _train, trained)
 COMPARE = Job("compare", _compare, reported)
 ARCHIVE = Job("archive", _archive, lambda folder: tree(folder / "kept"))
-JOBS = (PREPARE, AGAIN, TRAIN, COMPARE, ARCHIVE)
+JOBS = (PREPARE, AGAIN, MEND, TEXT, TRAIN, COMPARE, ARCHIVE)
 
 
 def spread(operations: int, most: int) -> list[tuple[int, bool]]:
@@ -95,13 +112,14 @@ def spread(operations: int, most: int) -> list[tuple[int, bool]]:
 
 
 def write_inputs(injector: Injector, inputs: Path) -> Path:
-    """Two files of text, a folder prepared from them, and a comparison of two runs on that."""
+    """Two files of documents, a text, a folder prepared from the former, and a comparison of two runs on that."""
     inputs.mkdir()
     rng = random.Random(0)
     words = ["".join(rng.choices("abcdefgh", k=rng.randint(1, 7))) for _ in range(200)]
     for name in ("a.jsonl", "b.jsonl"):
         texts = [" ".join(rng.choices(words, k=rng.randint(5, 60))) for _ in range(300)]
         (inputs / name).write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    (inputs / "c.txt").write_text("\n\n".join(" ".join(rng.choices(words, k=60)) for _ in range(200)))
     for job, folder in ((PREPARE, inputs / "prepared"), (COMPARE, inputs / "compared")):
         must(injector.run(job.words(folder, inputs), folder))
     return inputs
@@ -117,6 +135,7 @@ class Trial:
             folder.mkdir(parents=True)
         for earlier in job.before:
             must(injector.run(earlier.words(self.start, inputs), self.start))
+        job.spoil(self.start)
         shutil.copytree(self.start, whole, dirs_exist_ok=True)
         self.operations = must(injector.run(job.words(whole, inputs), whole)).operations
         self.expected = job.left(whole)

@@ -20,7 +20,9 @@ def add(commands: Any) -> None:
     what.add_argument("--matrix", type=Path, help="a TOML file of named rows instead of --preset and --variants")
     what.add_argument("--models", type=Path, help="where the checkpoints of --matrix lie; by default beside it")
     what.add_argument("--baseline", help="the row that differences are taken against; by default gqa")
-    what.add_argument("--data", type=Path, help="a prepared folder; by default the standard library, prepared in OUT")
+    what.add_argument(
+        "--data", type=Path, help="a prepared folder, a text or a folder of texts; by default the standard library"
+    )
     where = compare.add_argument_group("where and how")
     where.add_argument("--out", type=Path, help="folder for runs and report; by default comparison-PRESET")
     where.add_argument("--only", action="append", default=[], metavar="ROW[:SEED]", help="run these alone; repeatable")
@@ -42,6 +44,7 @@ def add(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from gva.data.own import settle_data
     from gva.errors import check
     from gva.run.folder import refuse_foreign
     from gva.study.matrix import ROW, RUNS, choose
@@ -60,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     out = arguments.out or Path(f"comparison-{arguments.matrix.stem if arguments.matrix else matrix.preset}")
     refuse_foreign(out, f"{RUNS}/*/{ROW}")
     how = {name: getattr(arguments, name) for name in ("device", "weights", "ranks", "decode_speed", "fa3")}
-    outcome = Runner(matrix, _data(arguments, out), out, **how).execute(runs)
+    outcome = Runner(matrix, settle_data(arguments.data, out, progress=False), out, **how).execute(runs)
     if outcome.stopped:
         print("stopped; the same command goes on from there", file=sys.stderr)
         return 130
@@ -118,14 +121,3 @@ def _number(option: str, text: str) -> float:
         return float(text)
     except ValueError:
         raise ValueError(f"{option}: {text!r} is not a number") from None
-
-
-def _data(arguments: argparse.Namespace, out: Path) -> Path:
-    from gva.data.prepare import prepare_standard_library
-    from gva.data.shards import INDEX
-
-    data = arguments.data or out / "data"
-    if arguments.data is None and not (data / INDEX).is_file():
-        print("Preparing the source of the standard library", flush=True)
-        prepare_standard_library(data, progress=False)
-    return data

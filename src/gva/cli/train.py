@@ -1,9 +1,7 @@
 """`gva train`: train a variant."""
 
 import argparse
-import os
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,9 @@ def add(commands: Any) -> None:
     train.add_argument("--variant", help="the attention; by default gva, the one that we recommend")
     train.add_argument("--from", dest="start", type=Path, help="train this further: a model folder, run or checkpoint")
     train.add_argument("--teacher", type=Path, help="learn from its predictions too: kl_weight=, kl_temperature=")
-    train.add_argument("--data", type=Path, help="a prepared folder; by default the standard library, prepared in OUT")
+    train.add_argument(
+        "--data", type=Path, help="a prepared folder, a text or a folder of texts; by default the standard library"
+    )
     train.add_argument("--out", type=Path, required=True, help="folder for metrics, checkpoints and the model")
     train.add_argument("--seed", type=int, help="of the initial weights and the data order")
     train.add_argument("--data-seed", type=int, help="of the data order alone")
@@ -33,8 +33,7 @@ def _explain() -> str:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from gva.data.prepare import prepare_standard_library
-    from gva.data.shards import INDEX
+    from gva.data.own import settle_data
     from gva.data.source import open_data
     from gva.run.folder import MODEL, refuse_foreign
     from gva.run.metrics import METRICS
@@ -48,12 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     given = open_given(arguments.start, arguments.teacher)
     _settings(arguments, given, overrides)  # a misspelt field is told before any data is prepared
     refuse_foreign(arguments.out)
-    data = arguments.data or arguments.out / "data"
-    if arguments.data is None and not (data / INDEX).is_file():
-        if int(os.environ.get("RANK", "0")) == 0:
-            prepare_standard_library(data)
-        while not (data / INDEX).is_file():  # the other ranks, under torchrun
-            time.sleep(0.2)
+    data = settle_data(arguments.data, arguments.out)
     config, recipe = _settings(arguments, given, overrides, open_data(data).vocab_size)
     try:
         train(config, recipe, data, arguments.out, given=given, device=arguments.device)

@@ -4,12 +4,14 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from gva.data.documents import DataError
+from gva.data.pieces import LONG, is_cut_by_words, pieces
 from gva.run.atomic import write_atomically
 from gva.run.files import read_object
 
@@ -39,7 +41,12 @@ class TextTokenizer:
         return [encoded.ids for encoded in self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 
     def pieces(self, text: str) -> Iterator[str]:
-        yield text
+        """A long text in pieces whose ids, joined, are those of the whole; all of it where that is not sure."""
+        return pieces(text) if len(text) > LONG and self._is_cut_by_words else iter([text])
+
+    @cached_property
+    def _is_cut_by_words(self) -> bool:
+        return is_cut_by_words(json.loads(self.tokenizer.to_str()))
 
     def files(self, **more: int) -> dict[str, str]:
         """What a folder holds that AutoTokenizer loads, by the names of files; `more` is noted in its settings."""
@@ -98,7 +105,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int, progress: bool = False) -> 
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=progress,
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.train_from_iterator((piece for text in texts for piece in pieces(text)), trainer)
     end = tokenizer.token_to_id(END_OF_TEXT)
     assert end is not None
     return TextTokenizer(tokenizer, end)
