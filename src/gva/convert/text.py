@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gva.data.documents import DataError, read_documents
-from gva.data.prepare import is_held_out
+from gva.data.holdout import is_held_out
 from gva.data.tokenizer import TextTokenizer, load_tokenizer
 
 ONE_IN = 8  # documents are held out, chosen by their content

@@ -262,7 +262,7 @@ def _write_splits(
             ((split, text) for text in documents) if held is None else chain.from_iterable(map(held.sides, documents))
         )
         for batch in _batches(sides, tokenizer):
-            for (name, text, last), ids in zip(batch, tokenizer.encode([text for _, text, _ in batch]), strict=True):
+            for (name, text, last), ids in zip(batch, tokenizer.ids([text for _, text, _ in batch]), strict=True):
                 writers[name].write(ids, len(text.encode()))
                 if last:
                     writers[name].write([tokenizer.end])

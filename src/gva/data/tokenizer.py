@@ -37,7 +37,11 @@ class TextTokenizer:
         return hashlib.sha256(f"{self.end} {self.tokenizer.to_str()}".encode()).hexdigest()[:16]
 
     def encode(self, texts: list[str]) -> list[list[int]]:
-        """Token ids of each text, without its end token."""
+        """Token ids of each text, its end token last."""
+        return [[*ids, self.end] for ids in self.ids(texts)]
+
+    def ids(self, texts: list[str]) -> list[list[int]]:
+        """The same without end tokens."""
         return [encoded.ids for encoded in self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 
     def pieces(self, text: str) -> Iterator[str]:
