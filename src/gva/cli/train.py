@@ -47,7 +47,8 @@ def run(arguments: argparse.Namespace) -> int:
     given = open_given(arguments.start, arguments.teacher)
     _settings(arguments, given, overrides)  # a misspelt field is told before any data is prepared
     refuse_foreign(arguments.out)
-    data = settle_data(arguments.data, arguments.out)
+    tokenizer = given.start.tokenizer if given.start else None
+    data = settle_data(arguments.data, arguments.out, tokenizer=tokenizer)
     config, recipe = _settings(arguments, given, overrides, open_data(data).vocab_size)
     try:
         train(config, recipe, data, arguments.out, given=given, device=arguments.device)
@@ -70,6 +71,9 @@ def _settings(
         return build(arguments.preset, arguments.variant or "gva", overrides, vocabulary)
     check(arguments.variant is None, "--variant", arguments.variant, "the attention is that of --from; leave it out")
     check(
-        arguments.data is not None, "--data", None, "--from needs data of its tokenizer: gva data prepare --tokenizer"
+        arguments.data is not None,
+        "--data",
+        None,
+        "--from needs text, or data of its tokenizer: gva data prepare --tokenizer",
     )
     return given.start.config, further(arguments.preset or "heal", overrides)
