@@ -1,9 +1,10 @@
 """The weights of a HuggingFace folder: never half-written, and refused by name when something of them is missing."""
 
+import hashlib
 import json
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -47,6 +48,15 @@ def is_whole(folder: Path) -> bool:
         return bool(read_object(folder / "config.json", "")) and bool(weights)
     except (OSError, FolderError):
         return False
+
+
+def fingerprint(config: bytes, files: Iterable[Path]) -> str:
+    """Changes with any byte of a config and of the files of weights."""
+    digest = hashlib.sha256(config)
+    for file in files:
+        with file.open("rb") as opened:
+            digest.update(hashlib.file_digest(opened, "sha256").digest())
+    return digest.hexdigest()[:16]
 
 
 def verify_shard(path: Path) -> None:

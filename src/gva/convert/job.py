@@ -25,7 +25,7 @@ from gva.model import GvaForCausalLM
 from gva.run.atomic import new_folder, write_atomically
 from gva.run.files import read_object
 from gva.run.folder import commit, differences, locked
-from gva.weights import AS_DATA, WEIGHTS, shards_of
+from gva.weights import AS_DATA, WEIGHTS, fingerprint, shards_of
 
 ASKED, RECORD = "asked.json", "conversion.json"
 
@@ -56,7 +56,7 @@ def convert(
     calibration, unseen = read_text(calibrate, held_out, source, length, tokens)
     request = Request(to, scalars, calibration, max(1, search_tokens // length), slice)
     asked = {
-        "source": {"folder": source.resolve().name, "sha256": _digest(source)},
+        "source": {"folder": source.resolve().name, "fingerprint": _fingerprint(source)},
         "to": to,
         "cache": scalars,
         "slice": slice,
@@ -137,12 +137,10 @@ def _claim(folder: Path, asked: dict[str, Any]) -> None:
     write_atomically(path, json.dumps(asked, indent=2))
 
 
-def _digest(folder: Path) -> str:
-    digest = hashlib.sha256((folder / "config.json").read_bytes())
-    for name in shards_of(folder) or [WEIGHTS]:
-        with (folder / name).open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()[:16]
+def _fingerprint(folder: Path) -> str:
+    return fingerprint(
+        (folder / "config.json").read_bytes(), [folder / name for name in shards_of(folder) or [WEIGHTS]]
+    )
 
 
 def _tokens(sequences: torch.Tensor) -> dict[str, Any]:

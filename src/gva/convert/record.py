@@ -68,7 +68,7 @@ tags:
 # {asked["source"]["folder"]} with a smaller cache
 
 Converted by `gva convert --to {asked["to"]}` ({TARGETS[asked["to"]]}).
-The sum of its source is {asked["source"]["sha256"]}; its attention is `{config.attention}`.
+The fingerprint of its source is {asked["source"]["fingerprint"]}; its attention is `{config.attention}`.
 It was not trained after that. Its licence is that of the source.
 
 {section(SECTION, about)}

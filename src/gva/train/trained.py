@@ -1,6 +1,5 @@
 """Trained weights that a run begins from, or whose model is its teacher."""
 
-import hashlib
 import json
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +18,7 @@ from gva.model import GvaForCausalLM
 from gva.run.files import read_object
 from gva.run.folder import read_run
 from gva.train.recipe import Recipe
-from gva.weights import AS_DATA, WEIGHTS, shards_of, verify_folder
+from gva.weights import AS_DATA, WEIGHTS, fingerprint, shards_of, verify_folder
 
 
 @dataclass(frozen=True)
@@ -49,11 +48,7 @@ class Trained:
     def fingerprint(self) -> str:
         """Changes with any weight and any field of the config."""
         config = {name: getattr(self.config, name) for name in own_fields()}
-        digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
-        for file in self._files():
-            with file.open("rb") as opened:
-                digest.update(hashlib.file_digest(opened, "sha256").digest())
-        return digest.hexdigest()[:16]
+        return fingerprint(json.dumps(config, sort_keys=True).encode(), self._files())
 
     def load(self, dtype: torch.dtype) -> GvaForCausalLM:
         """The model in `dtype`; refused where its folder does not have all of its weights."""
