@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 
 from gva.cli import main
 from gva.data.documents import DataError
-from gva.data.shards import TokenDataset
+from gva.data.shards import TokenDataset, sum_of_index
 from gva.evaluate.loading import open_tokenizer
 from gva.train import loop
 from gva.train.recipe import build
@@ -52,7 +52,7 @@ def owned(folder):
 
     index = json.loads((folder / "index.json").read_text())
     index["tokenizer"] = load_tokenizer(folder / "tokenizer").fingerprint
-    (folder / "index.json").write_text(json.dumps(index))
+    (folder / "index.json").write_text(json.dumps({**index, "sha256": sum_of_index(index)}))
 
 
 def test_training_refuses_tokens_of_another_tokenizer_before_anything_is_written(swapped, tmp_path):

@@ -33,6 +33,7 @@ def test_no_tokens():
     assert absorb(q, maps, impl="triton").shape == (0, 2, 48)
 
 
+@pytest.mark.compiles
 def test_the_public_door_takes_any_number_of_dimensions_and_one_node_of_a_graph():
     """Content alone or a whole query, of views as they come; torch.compile sees one op."""
     rows, maps = torch.randn(2, 3, 4, 24, device=DEVICE), torch.randn(4, 16, 32, device=DEVICE)

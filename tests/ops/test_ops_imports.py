@@ -43,11 +43,11 @@ def test_implementations_never_import_one_another(implementation):
 
 
 def test_one_place_joins_them():
-    """Beside it, only what has a single form: whether CUDA compiles here, merging by LSE, and the loss."""
+    """Beside it, only what has a single form: whether CUDA compiles here, merging by LSE, and the losses."""
     found = {}
     for file in ROOT.glob("*.py"):
         reached = set(IMPLEMENTATIONS) & set(imports(file))
         if reached and file.stem not in IMPLEMENTATIONS:
             found[file.stem] = reached
-    single = {"backend": {"cuda"}, "api": {"reference"}, "loss": {"triton"}}
+    single = {"backend": {"cuda"}, "api": {"reference"}, "loss": {"triton"}, "distill": {"triton"}}
     assert found == {"dispatch": set(IMPLEMENTATIONS), **single}

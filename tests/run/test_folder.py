@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+from gva.data.shards import sum_of_index
 from gva.run.folder import RUN, refuse_foreign
 from train.runs import command, finish, kill_when
 
@@ -31,7 +32,7 @@ def test_another_run_is_refused_by_what_differs(tmp_path, data):
     other = shutil.copytree(data, tmp_path / "other")
     index = json.loads((other / "index.json").read_text())
     index["splits"]["valid"][0]["sha256"] = "another"
-    (other / "index.json").write_text(json.dumps(index))
+    (other / "index.json").write_text(json.dumps({**index, "sha256": sum_of_index(index)}))
     assert "differs in data.valid" in finish(command(other, tmp_path, "--steps", "4"), expect=2)
 
 

@@ -30,7 +30,7 @@ def test_commands_are_understood(command):
 
 
 def test_the_matrix_file_is_one(tmp_path):
-    text, _ = blocks("toml")
+    text, *_ = blocks("toml")
     path = tmp_path / "matrix.toml"
     path.write_text(text)
     matrix = read_matrix(path)
@@ -38,7 +38,7 @@ def test_the_matrix_file_is_one(tmp_path):
 
 
 def test_the_list_of_reports_is_one(tmp_path):
-    _, text = blocks("toml")
+    *_, text = blocks("toml")
     for folder in ("3-rates", "1-seeds/runs/gqa/seed-1"):
         (tmp_path / folder).mkdir(parents=True)
     path = tmp_path / "reports.toml"

@@ -230,7 +230,7 @@ def test_what_does_not_fit_is_told(tmp_path, data, start, source, capsys):
     assert "rope_dim=8: a field of the model" in refused(capsys, tmp_path, *known, "rope_dim=8")
     assert "kl_temperature=0.0: must be positive" in refused(capsys, tmp_path, *known, "kl_temperature=0")
     assert "length=1024: exceeds max_position_embeddings=256" in refused(capsys, tmp_path, *known)
-    assert "--data=None: --from needs data of its tokenizer" in refused(capsys, tmp_path, "--from", str(start))
+    assert "--data=None: --from needs text, or data of its tokenizer" in refused(capsys, tmp_path, "--from", str(start))
     assert "--preset=None: give a size and recipe" in refused(capsys, tmp_path)
 
 

@@ -18,6 +18,7 @@ BENCHMARKS = {
     "serving": ("vllm",),
     "fp8-error": (),
     "checkpoint": (),
+    "prepare": (),
 }
 HOW_TO_GET = {
     "gpu": "an NVIDIA GPU that torch sees",
