@@ -60,6 +60,7 @@ def test_python_of_a_folder_is_not_run(source, tmp_path, capsys):
 
 
 def test_nor_is_python_beside_a_gguf_file(tmp_path):
+    pytest.importorskip("gguf")
     write_gguf(tmp_path / "model.gguf", random_model("llama 2"))
     (tmp_path / "config.json").write_text("{}")
     with_code(tmp_path, tmp_path / "made")
