@@ -132,6 +132,11 @@ def test_the_command_and_what_is_refused(tmp_path, capsys, folder):
         assert main(["data", "recall", "--out", str(tmp_path / "no"), *words]) == 2
         assert told in capsys.readouterr().err
     assert not (tmp_path / "no").exists()
+    before = (tmp_path / "it" / "index.json").read_bytes()
+    assert main(["data", "recall", "--out", str(tmp_path / "it"), "--keys", "64", "--pairs", "4"]) == 2
+    assert f"{tmp_path / 'it'}: holds other data" in capsys.readouterr().err
+    assert main(["data", "recall", "--out", str(tmp_path / "it"), "--keys", "64", "--pairs", "8"]) == 0
+    assert (tmp_path / "it" / "index.json").read_bytes() == before
     with pytest.raises(ValueError, match=r"length=48: a row of up to 8 pairs has 24 tokens"):
         make_batches(open_data(folder), 48, 4, 0, True)
     with pytest.raises(ValueError, match=r"document_mask=False: samples lie side by side"):

@@ -21,10 +21,12 @@ from torch import Tensor
 
 import gva
 from gva.data.batches import IGNORED, Batches
-from gva.data.shards import INDEX
+from gva.data.documents import DataError
+from gva.data.shards import INDEX, PREPARATION
 from gva.data.tokenizer import TextTokenizer
 from gva.errors import check
 from gva.run.atomic import write_atomically
+from gva.run.files import read_object
 
 FORMAT = "recall"
 FEWEST = 2  # pairs, at first
@@ -57,6 +59,9 @@ def write_recall(out: Path, keys: int = 4096, values: int = 4096, pairs: int = 6
         "tokens": {},
         "task": task,
     }
+    held = out / INDEX
+    if (out / PREPARATION).is_file() or (held.is_file() and read_object(held, "remove it") != index):
+        raise DataError(f"{out}: holds other data; give another folder, or remove this one")
     TextTokenizer(tokenizer, end=len(names) - 1).save(out / "tokenizer")
     write_atomically(out / INDEX, json.dumps(index, indent=2))
     return index
