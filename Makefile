@@ -2,26 +2,27 @@
 PYTHON ?= python3
 VENV := .venv
 OLDEST := .venv-oldest
+NEWEST := .venv-newest
 SERVE := .venv-serve
 BIN := $(VENV)/bin
 PIP := pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-oldest test-serve soak gpu-test faults lint docs format clean
+.PHONY: demo test test-oldest test-newest test-serve soak gpu-test faults lint docs format clean
 
 demo: $(VENV)/.package
 	$(BIN)/gva compare --preset demo
 
 # Models of a few kB gain nothing from a second thread, and two threads that wait for each other stall on a busy machine:
 # a process to each core, and one thread to each process.
-test test-oldest test-serve soak: export OMP_NUM_THREADS ?= 1
+test test-oldest test-newest test-serve soak: export OMP_NUM_THREADS ?= 1
 SPREAD := -n auto --maxprocesses 4 --dist worksteal
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest $(SPREAD) -m "not gpu"
 
-# The HuggingFace tests on the oldest transformers we support.
-test-oldest: $(OLDEST)/.dev
-	$(OLDEST)/bin/python -m pytest $(SPREAD) -m "hf and not gpu"
+# The HuggingFace tests on the oldest transformers that we support, and on the newest.
+test-oldest test-newest: test-%: .venv-%/.dev
+	.venv-$*/bin/python -m pytest $(SPREAD) -m "hf and not gpu"
 
 # Serving, on a CPU build of vLLM 0.32 in its own environment; 0.29 is unpacked beside it for a smoke test. Two engines
 # at a time, for their memory.
@@ -55,7 +56,7 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(OLDEST) $(SERVE) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) $(NEWEST) $(SERVE) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/.package: pyproject.toml constraints.txt
 	@echo "Setting up $(VENV) (a few minutes the first time)"
@@ -71,12 +72,14 @@ $(VENV)/.docs: $(VENV)/.package
 	$(BIN)/$(PIP) -c constraints.txt -e '.[docs]'
 	@touch $@
 
-$(OLDEST)/.dev: pyproject.toml constraints.txt
-	@echo "Setting up $(OLDEST)"
-	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
-	grep -v '^transformers==' constraints.txt > $(OLDEST)/constraints.txt
-	echo 'transformers==5.17.0' >> $(OLDEST)/constraints.txt
-	$(OLDEST)/bin/$(PIP) -c $(OLDEST)/constraints.txt -e '.[dev]'
+$(OLDEST)/.dev: TRANSFORMERS := 5.17.0
+$(NEWEST)/.dev: TRANSFORMERS := 5.22.2
+$(OLDEST)/.dev $(NEWEST)/.dev: pyproject.toml constraints.txt
+	@echo "Setting up $(@D)"
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	grep -v '^transformers==' constraints.txt > $(@D)/constraints.txt
+	echo 'transformers==$(TRANSFORMERS)' >> $(@D)/constraints.txt
+	$(@D)/bin/$(PIP) -c $(@D)/constraints.txt -e '.[dev]'
 	@touch $@
 
 # torchvision and its like come as CUDA builds that break `import transformers`; text models need none of them.
