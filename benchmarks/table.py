@@ -136,6 +136,25 @@ def prefill_table() -> str:
     return markdown(header, lines, rows[0])
 
 
+THROUGH = {"dynamic": "`DynamicCache`", "static": "`StaticCache`", "pages": "`PagedGenerator`"}
+
+
+def cpu_table() -> str:
+    """Ratios alone: how fast a processor is, others may measure."""
+    rows = sorted(last_run("end_to_end_cpu"), key=lambda row: list(THROUGH).index(row["through"]))
+    lines, seen = [], set()
+    for row in rows:
+        case = row["through"], row["variant"]
+        if case in seen:  # gqa takes turns with each of the others
+            continue
+        seen.add(case)
+        numbers = [f"{float(row[key]):.2f}x" for key in ("against_first", "byte_ratio", "times_floor")]
+        lines.append([THROUGH[row["through"]], f"`{row['variant']}`", *numbers])
+    row, header = rows[0], ["cache", "variant", "tokens/s against GQA", "ratio of bytes", "step over its floor"]
+    what = f" Preset {row['preset']}, {row['batch']} x {row['context']}, {row['dtype']}; threads: {row['threads']}."
+    return markdown(header, lines, row, what)
+
+
 def end_to_end_table() -> str:
     rows = last_run("end_to_end")
     header = [
@@ -310,6 +329,7 @@ def pages() -> dict[pathlib.Path, str]:
             "prefill": prefill_table(),
             "end to end": end_to_end_table(),
             "capacity": capacity_table(),
+            "without a GPU": cpu_table(),
         },
         "serving": {"serving": serving_table()},
         "training": {"train": training_table(), "document mask": mask_table()},
