@@ -91,6 +91,7 @@ def test_a_run_alone_has_its_curves_and_says_what_it_is(tmp_path):
         "Fingerprints: train 0123456789",
     ):
         assert said in told, said
+    assert "kl_weight" not in told
 
 
 def test_losses_of_others_are_lines_that_can_be_seen(tmp_path):

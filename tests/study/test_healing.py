@@ -54,7 +54,7 @@ def test_they_are_compared_with_the_teacher_as_a_line(tmp_path, words, capsys, m
     (note,) = [note for note in results.notes if note.startswith("wide differs")]
     assert "hidden_size 64 → 48" in note
     assert "from" not in note.split("attention:")[1]
-    assert (tmp_path / "out" / "report" / "report.md").is_file()
+    assert "kl_temperature=2.0" in (tmp_path / "out" / "report" / "report.md").read_text()
     tiny_model("gqa", vocab_size=512, seed=3).float().save_pretrained(tmp_path / "models" / "source")
     assert main([*words, "eval_every=4"]) == 2
     assert "; weights.teacher: '" in capsys.readouterr().err

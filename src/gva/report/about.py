@@ -85,6 +85,8 @@ def _recipe(results: Results) -> str:
         f"rate {rates}: a linear warm-up over {warmups} steps, then a cosine to {recipe['min_lr']:g} of it."
     )
     usual = {"steps", "global_batch", "length", "seed", "lr", "warmup", "min_lr"}
+    if not results.references:  # no teacher
+        usual |= {"kl_weight", "kl_temperature"}
     others = ", ".join(f"{name}={value}" for name, value in recipe.items() if name not in usual and value is not None)
     return f"{said} Also: {others}."
 
