@@ -15,13 +15,25 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.mark.parametrize(
     ("script", "files"),
-    [("benchmarks/table.py", 5), ("studies/table.py", 1), ("studies/kept.py", 1), ("docs/draw.py", 2)],
+    [("benchmarks/table.py", 5), ("studies/pages", 20), ("studies/kept.py", 1), ("docs/draw.py", 2)],
 )
 def test_tables_and_plots_are_current(script, files):
     pages = runpy.run_path(str(ROOT / script))["pages"]()
     assert len(pages) == files
     for path, content in pages.items():
         assert path.read_text(encoding="utf-8") == content, f"{path.name}: run python {script}"
+
+
+# Bars of a claim or of a test: what others say, and from where something counts.
+SAID = {"0.9", "0.1", "0.25", "0.74"}
+
+
+def test_no_measured_number_is_typed_into_a_page():
+    folder = ROOT / "studies" / "pages"
+    for path in folder.rglob("*.md"):
+        prose = re.sub(r"\{\{.*?\}\}", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+        typed = set(re.findall(r"\d+\.\d+(?!e-)\b", prose))
+        assert typed <= SAID, f"{path.relative_to(ROOT)}: have it made from the runs"
 
 
 def test_every_row_says_where_it_comes_from():
