@@ -52,12 +52,13 @@ def held_out(paths: list[Path], skip: int, folder: Path, length: int, tokens: in
 
 
 @torch.no_grad()
-def losses(model: torch.nn.Module, sequences: torch.Tensor, told: str) -> list[float]:
+def losses(model: torch.nn.Module, sequences: torch.Tensor, told: str, precision: str = "fp32") -> list[float]:
     """The mean of each sequence."""
     of, found = model_losses(model), []
     for part in sequences.split(max(1, 4096 // sequences.shape[1])):
         part = part.to(model.device)
-        found += of(part[:, :-1], part[:, 1:]).double().mean(1).tolist()
+        with torch.autocast(model.device.type, torch.bfloat16, enabled=precision == "bf16"):
+            found += of(part[:, :-1], part[:, 1:]).double().mean(1).tolist()
         print(f"\r{told}: {len(found)} of {len(sequences)}", end="", file=sys.stderr)
     print(file=sys.stderr)
     return found
@@ -75,7 +76,14 @@ def check_import(checkpoint: Path, ours: GvaForCausalLM, sequences: torch.Tensor
     apart = [a - b for a, b in zip(*means, strict=True)]
     row = {"to": "import", "cache": ours.config.row.scalars, "length": sequences.shape[1]}
     row |= {"tokens": sequences[:16, 1:].numel(), "loss": statistics.mean(means[0]), "above": statistics.mean(apart)}
-    return {**row, "error": 0, "alike": (told[0] == told[1]).all(1).sum().item(), "slices": "", "seconds": 0}
+    return {
+        **row,
+        "error": 0,
+        "alike": (told[0] == told[1]).all(1).sum().item(),
+        "precision": "fp32",
+        "slices": "",
+        "seconds": 0,
+    }
 
 
 def append(path: Path, row: dict[str, object]) -> None:
@@ -91,7 +99,7 @@ def there(path: Path) -> set[tuple[str, ...]]:
     if not path.exists():
         return set()
     with path.open(newline="") as file:
-        return {(r["to"], r["cache"], r["length"], r["text"]) for r in csv.DictReader(file)}
+        return {(r["to"], r["cache"], r["length"], r["text"], r["precision"]) for r in csv.DictReader(file)}
 
 
 def parse() -> argparse.Namespace:
@@ -104,6 +112,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--csv", type=Path, required=True)
     parser.add_argument("--tokens", type=int, default=200_000, help="held out")
     parser.add_argument("--calibration", type=int, default=100_000)
+    parser.add_argument("--precision", default="fp32", choices=["fp32", "bf16"], help="of the losses; bf16 is autocast")
     parser.add_argument("--lengths", type=int, nargs="+", default=[512])
     parser.add_argument("--only", nargs="+", help="targets, as gva:208")
     return parser.parse_args()
@@ -138,13 +147,13 @@ def main() -> None:
         "torch": torch.__version__,
         "commit": commit(),
     }
-    if ("import", "384", str(first.shape[1]), made["text"]) not in there(asked.csv):
+    if ("import", "384", str(first.shape[1]), made["text"], "fp32") not in there(asked.csv):
         append(asked.csv, {**check_import(asked.checkpoint, model, first), **made})
     calibration, _ = read_text(asked.calibrate, asked.held_out, source, 512, asked.calibration)
     begun = time.process_time()
     gather(model, calibration, asked.models / MOMENTS)
     print(f"calibration: {time.process_time() - begun:.0f} s of processor time", file=sys.stderr)
-    found = {length: losses(model, text, f"source, {length}") for length, text in texts.items()}
+    found = {length: losses(model, text, f"source, {length}", asked.precision) for length, text in texts.items()}
     for to, cache in TARGETS:
         if asked.only and f"{to}:{cache}" not in asked.only:
             continue
@@ -152,14 +161,15 @@ def main() -> None:
         layers = made_of_it.config.layer_configs
         slices = sorted({layer.rope_dim for layer in layers}) if to.startswith("gva") else []
         for length, text in texts.items():
-            if (to, str(cache), str(length), made["text"]) in there(asked.csv):
+            if (to, str(cache), str(length), made["text"], asked.precision) in there(asked.csv):
                 continue
-            ours = losses(made_of_it.to(device), text, f"{to} {cache}, {length}")
+            ours = losses(made_of_it.to(device), text, f"{to} {cache}, {length}", asked.precision)
             apart = [a - b for a, b in zip(ours, found[length], strict=True)]
             row = {"to": to, "cache": cache, "length": length, "tokens": text[:, 1:].numel()}
             row |= {"loss": statistics.mean(ours), "above": statistics.mean(apart)}
             row |= {"error": statistics.stdev(apart) / math.sqrt(len(apart)), "alike": ""}
-            append(asked.csv, {**row, "slices": " ".join(map(str, slices)), "seconds": seconds, **made})
+            row |= {"precision": asked.precision, "slices": " ".join(map(str, slices)), "seconds": seconds}
+            append(asked.csv, {**row, **made})
 
 
 if __name__ == "__main__":
