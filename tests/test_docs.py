@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.mark.parametrize(
     ("script", "files"),
-    [("benchmarks/table.py", 5), ("studies/pages", 20), ("studies/kept.py", 1), ("docs/draw.py", 2)],
+    [("benchmarks/table.py", 9), ("studies/pages", 20), ("studies/kept.py", 1), ("docs/draw.py", 3)],
 )
 def test_tables_and_plots_are_current(script, files):
     pages = runpy.run_path(str(ROOT / script))["pages"]()
@@ -34,6 +34,23 @@ def test_no_measured_number_is_typed_into_a_page():
         prose = re.sub(r"\{\{.*?\}\}", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
         typed = set(re.findall(r"\d+\.\d+(?!e-)\b", prose))
         assert typed <= SAID, f"{path.relative_to(ROOT)}: have it made from the runs"
+
+
+def test_what_was_asked_is_met_in_whole_in_part_or_not(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    asked = import_module("asked")
+    lines = [
+        asked.Asked("speed", 1.5, [1.5, 1.6], unit="x"),
+        asked.Asked("speed", 1.5, [1.4, 1.6]),
+        asked.Asked("time", 1.1, [1.2], most=True),
+        asked.Asked("time", 1.1, [1.1], most=True, of="1 of 2 shapes"),
+        asked.Asked("nothing", "2x"),
+    ]
+    verdicts = ["met", "met in 1 of 2", "missed", "met, on 1 of 2 shapes", "not measured"]
+    assert [line.verdict() for line in lines] == verdicts
+    assert lines[0].cells() == ["speed", "1.5x", "1.500x to 1.600x", "met"]
+    assert asked.tally(lines) == "Of 5 figures 1 was met, 2 were met in part, 1 was missed and 1 was not measured."
+    assert asked.table(lines).splitlines()[-1] == "- nothing: 2x"
 
 
 def test_every_row_says_where_it_comes_from():
