@@ -11,6 +11,7 @@ import pytest
 import gva
 
 ROOT = Path(__file__).parent.parent
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
 
 
 @pytest.mark.parametrize(
@@ -57,6 +58,40 @@ def test_every_row_says_where_it_comes_from():
     for path in (ROOT / "benchmarks" / "results").glob("*.csv"):
         header = path.read_text().splitlines()[0].split(",")
         assert {"gpu", "torch", "commit"} <= set(header), path.name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_can_be_read_by_the_busy(page):
+    """Its point first, soon something to look at, short cells, and few words."""
+    lines = page.read_text(encoding="utf-8").splitlines()
+    assert lines[0].startswith("# ")
+    first = next(line for line in lines[1:] if line and not line.startswith("<!--"))
+    assert not first.startswith(("#", "|", "!", "```")), f"begin with a sentence: {first}"
+    assert any(line.startswith(("|", "![", "```")) for line in lines[:45]), (
+        "no table, picture or code on the first screen"
+    )
+    prose, cells = read_apart(lines)
+    assert [cell for cell in cells if len(cell) > 200] == []
+    assert len(" ".join(prose).split()) <= 1500
+
+
+def read_apart(lines):
+    """Lines of prose, and the cells of tables, without what is code or a marker."""
+    prose, cells, code = [], [], False
+    for line in lines:
+        if line.startswith("```"):
+            code = not code
+        elif not code and line.startswith("|"):
+            cells += [cell.strip() for cell in re.split(r"(?<!\\)\|", line)]
+        elif not code and not line.startswith("<!--"):
+            prose.append(line)
+    return prose, cells
+
+
+def test_what_is_held_against_the_pages():
+    prose, cells = read_apart(["# A", "| a | b \\| c |", "```", "| code |", "```", "two words", "<!-- a: begin -->"])
+    assert prose == ["# A", "two words"]
+    assert [cell for cell in cells if cell] == ["a", "b \\| c"]
 
 
 def test_no_box_lies_on_another_and_no_arrow_runs_through_one():
