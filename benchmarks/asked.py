@@ -141,7 +141,7 @@ def on_pages(rows: list[Row]) -> list[Asked]:
 
 
 def over_plain(rows: list[Row]) -> list[Asked]:
-    """Drafts, fp8, the plan, and one group as wide as a latent."""
+    """Drafts, fp8, the plan, and one group."""
     bars = ((4, "4", 1.08), (4, "8", 1.2), (8, "4", 1.12), (8, "8", 1.4))
     worst = max(rows, key=lambda row: float(row["plan_us"]))
     plan = f"a plan of at most 1024 sequences, here {worst['B']}"
@@ -156,6 +156,7 @@ def over_plain(rows: list[Row]) -> list[Asked]:
         Asked("fp8 over bfloat16, by bytes, d_h 128", 0.92, fp8_over_bf16(rows, "128")),
         Asked("fp8 over FlashAttention-3 in fp8, by bytes", 0.92, efficiencies(decoded(rows, values="fp8"))),
         Asked(plan, 5, [float(worst["plan_us"])], most=True, digits=1, unit=" us"),
+        Asked("`gva-one-group`, now `gva`, share of its own ratio of bytes", "0.97"),
         Asked("one group as wide as a latent, over FlashMLA, H = 16 / 64 / 128", "1x / 0.85x / 0.7x"),
     ]
 

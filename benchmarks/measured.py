@@ -50,7 +50,7 @@ def twin(rows: Iterable[Row], row: Row, **fields: str) -> Row | None:
     return next((other for other in rows if all(other[k] == value for k, value in shape.items())), None)
 
 
-def served(commits: tuple[str, ...] = SERVED_AT) -> tuple[list[Row], dict[tuple[str, ...], Runs]]:
+def served(commits: tuple[str, ...]) -> tuple[list[Row], dict[tuple[str, ...], Runs]]:
     """Rows of these commits that share everything but variant and graphs with the last of them, and what they give for
     each load."""
     rows = [row for row in read("serving") if row["commit"] in commits]
@@ -70,11 +70,10 @@ def best_median(measure: str, runs: Runs, variant: str) -> float | None:
 
 
 def served_ratios(measure: str, tokens_out: str) -> list[float]:
-    """Each run of GVA over the median of GQA beside it, of the load with so many tokens out: they tell loads apart."""
+    """Each run of GVA over the median of GQA, of the load with so many tokens out: they tell loads apart."""
     found = []
-    for commits in (SERVED_AT, SERVED_LATER):
-        for (name, _, _, out), runs in served(commits)[1].items():
-            gqa = best_median(name, runs, "gqa")
-            if (name, out) == (measure, tokens_out) and gqa:
-                found += [value / gqa for (variant, _), values in runs.items() if variant == OURS for value in values]
+    for (name, _, _, out), runs in served(SERVED_AT)[1].items():
+        gqa = best_median(name, runs, "gqa")
+        if (name, out) == (measure, tokens_out) and gqa:
+            found += [value / gqa for (variant, _), values in runs.items() if variant == OURS for value in values]
     return found

@@ -243,7 +243,7 @@ def shares() -> str:
         body.append(f'<path class="arrow" fill="none" d="M{left:.1f} {low - 7}V{low}H{right:.1f}V{low - 7}"/>')
         body.append(text(round((left + right) / 2, 1), low + 17, f"share {i}", "small middle"))
     body.append(
-        text(LEFT, 146, "White: what it costs to begin a sequence, as much as four tiles. A share holds", "small")
+        text(LEFT, 146, "Empty: what it costs to begin a sequence, as much as four tiles. A share holds", "small")
     )
     body.append(
         text(LEFT, 162, "at most one sequence that it does not begin, and one that it does not finish.", "small")
