@@ -62,7 +62,7 @@ def tally(lines: Sequence[Asked]) -> str:
     counts["missed"] = sum(verdict.startswith("missed") for verdict in verdicts)
     counts["met in part"] = len(lines) - sum(counts.values())
     *first, last = [f"{count} {'was' if count == 1 else 'were'} {word}" for word, count in counts.items() if count]
-    return f"Of {len(lines)} figures {', '.join(first)} and {last}."
+    return f"Of {len(lines)} lines, {', '.join(first)} and {last}."
 
 
 # ---- decoding ----

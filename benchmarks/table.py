@@ -38,7 +38,7 @@ def name(row: dict[str, str]) -> str:
     """What distinguishes a row from the plain case."""
     plain = {"S": "1", "page": "64", "layout": "separate", "values": "bf16", "ragged": "False"}
     extra = [f"{k}={row[k]}" for k, value in plain.items() if row[k] != value]
-    return ", ".join(extra).replace("ragged=True", "ragged").replace("layout=row", "one row").replace("values=", "")
+    return ", ".join(extra).replace("ragged=True", "ragged").replace("layout=row", "rows").replace("values=", "")
 
 
 def table(rows: list[dict[str, str]]) -> str:

@@ -50,7 +50,7 @@ def test_what_was_asked_is_met_in_whole_in_part_or_not(monkeypatch):
     verdicts = ["met", "met in 1 of 2", "missed", "met, on 1 of 2 shapes", "not measured"]
     assert [line.verdict() for line in lines] == verdicts
     assert lines[0].cells() == ["speed", "1.5x", "1.500x to 1.600x", "met"]
-    assert asked.tally(lines) == "Of 5 figures 1 was met, 2 were met in part, 1 was missed and 1 was not measured."
+    assert asked.tally(lines) == "Of 5 lines, 1 was met, 2 were met in part, 1 was missed and 1 was not measured."
     assert asked.table(lines).splitlines()[-1] == "- nothing: 2x"
 
 
