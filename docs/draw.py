@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/architecture.md: the packages and their arrows, and the row that each attention caches.
+"""Draws the packages and their arrows, the row that each attention caches, and how a decode kernel shares its work.
 
     python docs/draw.py
 
@@ -220,8 +220,40 @@ def rows() -> str:
     return svg("What a token leaves in the cache of one layer", height, [*body, *legend(BLOCK * len(configs) + 24)])
 
 
+# ---- how a decode kernel shares its work ----
+
+TILES, GAP, SHARES = (13, 2, 10, 28), 4, 5  # of four sequences; a sequence costs a gap to begin
+SEQUENCES = ("value", "key", "latent", "rope")
+
+
+def shares() -> str:
+    count = sum(TILES) + GAP * len(TILES)
+    tile, x, top = (WIDTH - 2 * LEFT) / count, float(LEFT), 64
+    body = [text(LEFT, 22, "Tiles of all sequences on one line, in equal shares", "name")]
+    for i, (tiles, kind) in enumerate(zip(TILES, SEQUENCES, strict=True)):
+        body.append(f'<rect class="file" x="{x:.1f}" y="{top}" width="{GAP * tile:.1f}" height="{BAR}"/>')
+        x += GAP * tile
+        body.append(text(x, top - 8, f"sequence {i}" if tiles > 9 else f"{i}", "small"))
+        for _ in range(tiles):
+            body.append(f'<rect class="{kind} piece" x="{x:.1f}" y="{top}" width="{tile:.1f}" height="{BAR}"/>')
+            x += tile
+    width = (WIDTH - 2 * LEFT) / SHARES
+    for i in range(SHARES):
+        left, right, low = LEFT + i * width + 2, LEFT + (i + 1) * width - 2, top + BAR + 14
+        body.append(f'<path class="arrow" fill="none" d="M{left:.1f} {low - 7}V{low}H{right:.1f}V{low - 7}"/>')
+        body.append(text(round((left + right) / 2, 1), low + 17, f"share {i}", "small middle"))
+    body.append(
+        text(LEFT, 146, "Empty: what it costs to begin a sequence, as much as four tiles. A share holds", "small")
+    )
+    body.append(
+        text(LEFT, 162, "at most one sequence that it does not begin, and one that it does not finish.", "small")
+    )
+    return svg("How a decode kernel shares its work", 176, body)
+
+
 def pages() -> dict[Path, str]:
-    return {ROOT / "docs" / "packages.svg": packages(), ROOT / "docs" / "cached-row.svg": rows()}
+    drawn = {"packages": packages(), "cached-row": rows(), "shares": shares()}
+    return {ROOT / "docs" / f"{name}.svg": picture for name, picture in drawn.items()}
 
 
 if __name__ == "__main__":
