@@ -8,29 +8,20 @@ line. Training rows are shown all, run by run, because a ratio holds within a ru
 
 from __future__ import annotations
 
-import csv
 import pathlib
 import statistics
+import sys
 
 from gva.report.tables import fill
 
 ROOT = pathlib.Path(__file__).parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
-PLOT = ROOT / "docs" / "decode-efficiency.svg"
+sys.path += [str(ROOT / "benchmarks"), str(ROOT / "docs")]
+
+import asked  # noqa: E402
+import plots  # noqa: E402
+from measured import OURS, RESULTS, SERVED_AT, SERVED_LATER, best_median, last_run, read, served  # noqa: E402
+
 PAPER_TOKENS = 30e9
-BARS = {"single": 0.85, "medium": 0.92, "large": 0.97}
-
-
-def read(name: str) -> list[dict[str, str]]:
-    with (RESULTS / f"{name}.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def last_run(name: str) -> list[dict[str, str]]:
-    """Rows that share run, GPU and commit with the last row."""
-    rows = read(name)
-    key = [k for k in ("date", "gpu", "torch", "triton", "commit", "read_limit_gb_per_s") if k in rows[0]]
-    return [row for row in rows if all(row[k] == rows[-1][k] for k in key)]
 
 
 def grid(header: list[str], lines: list[list[str]]) -> str:
@@ -47,7 +38,7 @@ def name(row: dict[str, str]) -> str:
     """What distinguishes a row from the plain case."""
     plain = {"S": "1", "page": "64", "layout": "separate", "values": "bf16", "ragged": "False"}
     extra = [f"{k}={row[k]}" for k, value in plain.items() if row[k] != value]
-    return ", ".join(extra).replace("ragged=True", "ragged").replace("layout=row", "one row").replace("values=", "")
+    return ", ".join(extra).replace("ragged=True", "ragged").replace("layout=row", "rows").replace("values=", "")
 
 
 def table(rows: list[dict[str, str]]) -> str:
@@ -71,42 +62,6 @@ def table(rows: list[dict[str, str]]) -> str:
         f"{first['read_limit_gb_per_s']} GB/s."
     )
     return "\n".join(lines)
-
-
-def plot(rows: list[dict[str, str]]) -> str:
-    """Efficiency over cache size, the bars as lines; plain SVG."""
-    import math
-
-    points = [r for r in rows if r["suite"] in BARS]
-    width, height, left, bottom = 640, 300, 50, 40
-
-    def x(size: float) -> float:
-        return left + (math.log2(size) - 1) / 11 * (width - left - 10)
-
-    def y(value: float) -> float:
-        return height - bottom - (value - 0.7) / 0.35 * (height - bottom - 10)
-
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-size="11">']
-    parts.append(f'<rect width="{width}" height="{height}" fill="white"/>')
-    for value in (0.7, 0.8, 0.9, 1.0):
-        parts.append(
-            f'<path d="M{left} {y(value):.1f}H{width - 10}" stroke="#ddd"/>'
-            f'<text x="15" y="{y(value) + 4:.1f}">{value}</text>'
-        )
-    for size in (4, 16, 64, 256, 1024, 2048):
-        parts.append(f'<text x="{x(size):.1f}" y="{height - 20}" text-anchor="middle">{size} MiB</text>')
-    for low, high, bar in ((2, 64, 0.85), (64, 1024, 0.92), (1024, 4096, 0.97)):
-        parts.append(f'<path d="M{x(low):.1f} {y(bar):.1f}H{x(high):.1f}" stroke="#c33" stroke-dasharray="4 3"/>')
-    for row in points:
-        cx, cy = x(int(row["bytes"]) / 2**20), y(float(row["efficiency"]))
-        fill = "#06c" if row["d_h"] == "64" else "#e80"
-        parts.append(
-            f'<circle cx="{cx:.1f}" cy="{cy:.1f}" r="4" fill="{fill}"><title>{row["B"]} x {row["T"]}</title></circle>'
-        )
-    parts.append(
-        f'<text x="{left}" y="{height - 5}">cache size; blue d_h=64, orange d_h=128; dashed: the bars</text></svg>'
-    )
-    return "\n".join(parts) + "\n"
 
 
 def prefill_table() -> str:
@@ -210,8 +165,6 @@ SERVED = {
     "output_tokens_per_second": "output tokens/s",
     "mean_first_token_ms": "mean first token, ms",
 }
-LOAD = ("measure", "requests", "tokens_in", "tokens_out")
-SERVED_AT = ("88d8d63", "5e925b8")  # the same package: the second lets the benchmark repeat
 
 
 def told(values: list[float]) -> str:
@@ -224,29 +177,18 @@ def told(values: list[float]) -> str:
     return middle if len(values) == 1 else f"{middle} ({len(values)} runs: {least} to {most})"
 
 
-def serving_table() -> str:
-    """Rows of `SERVED_AT` that share everything but variant and graphs with the last one: their median, and from where
-    to where they lie. GVA over GQA, each with the graphs that are best for it; a line whose peer is missing has no
-    ratio."""
-    rows = [row for row in read("serving") if row["commit"] in SERVED_AT]
-    free = {"case", "variant", "graphs", "value", "date", "commit", *LOAD}
-    rows = [row for row in rows if all(row[k] == rows[-1][k] for k in row.keys() - free)]
+def serving_table(commits: tuple[str, ...]) -> str:
+    """Medians, and from where to where they lie. GVA over GQA, each with the graphs that are best for it; a line whose
+    peer is missing has no ratio."""
+    rows, loads = served(commits)
     columns = sorted({(row["variant"], row["graphs"]) for row in rows})
     lines = []
-    for case in dict.fromkeys(tuple(row[k] for k in LOAD) for row in rows):
-        measure, requests, tokens_in, tokens_out = case
-        found: dict[tuple[str, str], list[float]] = {}
-        for row in rows:
-            if tuple(row[k] for k in LOAD) == case:
-                found.setdefault((row["variant"], row["graphs"]), []).append(float(row["value"]))
-        best = min if measure.endswith("_ms") else max
-        gqa, gva = (
-            best((statistics.median(values) for (name, _), values in found.items() if name == variant), default=None)
-            for variant in ("gqa", "gva-drope-16")
-        )
-        load = f"{requests} x {tokens_in} / {tokens_out}" if requests != "0" else ""
-        shown = [told(found.get(column, [])) for column in columns]
-        lines.append([SERVED[measure], load, *shown, f"{gva / gqa:.3f}" if gqa and gva else "-"])
+    for load, runs in loads.items():
+        measure, requests, tokens_in, tokens_out = load
+        gqa, gva = (best_median(measure, runs, variant) for variant in ("gqa", OURS))
+        asked_for = f"{requests} x {tokens_in} / {tokens_out}" if requests != "0" else ""
+        shown = [told(runs.get(column, [])) for column in columns]
+        lines.append([SERVED[measure], asked_for, *shown, f"{gva / gqa:.3f}" if gqa and gva else "-"])
     row = rows[-1]
     engine = (
         f" vLLM {row['vllm']}, preset {row['preset']}, {row['dtype']}, cache {row['kv_cache_dtype']}, block_size "
@@ -254,8 +196,19 @@ def serving_table() -> str:
         f"{row['max_num_batched_tokens']}, {row['cache_gib']} GiB."
     )
     titles = [f"`{variant}`, graphs: {graphs}" for variant, graphs in columns]
-    row = {**row, "commit": " and ".join(SERVED_AT)}
-    return markdown(["", "requests x in / out", *titles, "GVA over GQA"], lines, row, engine)
+    return markdown(
+        ["", "requests x in / out", *titles, "GVA over GQA"], lines, {**row, "commit": " and ".join(commits)}, engine
+    )
+
+
+def fp8_table() -> str:
+    rows = last_run("fp8-error")
+    header = ["d_h", "deviation of scores", "error of values", "error of the output"]
+    lines = [
+        [r["d_h"], f"{float(r['spread']):g}", f"{float(r['value_error']):.1%}", f"{float(r['output_error']):.1%}"]
+        for r in rows
+    ]
+    return markdown(header, lines, rows[-1], f" Normal values, {rows[-1]['T']} tokens.")
 
 
 def mask_table() -> str:
@@ -298,6 +251,19 @@ def training_table() -> str:
     return "\n".join(lines)
 
 
+def power_table() -> str:
+    """Samples of `nvidia-smi` beside a training run."""
+    lines = (RESULTS / "train-power.txt").read_text(encoding="utf-8").splitlines()
+    samples = [line.split(", ") for line in lines if not line.startswith("#")]
+    found = [(float(clock.split()[0]), float(watts.split()[0]), cap == "Active") for clock, watts, cap in samples]
+    table = []
+    for low, high, words in ((600, 1000, "above 600 W"), (300, 600, "300 to 600 W"), (0, 300, "below 300 W")):
+        clocks, watts, caps = zip(*(sample for sample in found if low < sample[1] <= high), strict=True)
+        middle = [f"{statistics.median(watts):.0f} W", f"{statistics.median(clocks):.0f} MHz"]
+        table.append([words, str(len(caps)), *middle, f"{sum(caps)} of {len(caps)}"])
+    return grid(["power", "samples", "median", "median clock", "power cap active"], table)
+
+
 def checkpoint_table() -> str:
     rows = last_run("checkpoint")
     header = ["preset", "MiB", "written", "of that, checking", "read", "of that, checking"]
@@ -320,25 +286,47 @@ def faults_table() -> str:
     return "\n".join([grid(header, [*lines, total]), "", f"{'; '.join(made)}."])
 
 
-def pages() -> dict[pathlib.Path, str]:
-    """Every generated file and what it should hold."""
+def tables() -> dict[str, dict[str, str]]:
+    """What each page of docs/ has between its markers."""
     decode = last_run("decode")
-    tables = {
+    return {
         "performance": {
+            "found": asked.found_fast(decode),
+            "asked": asked.table(asked.models() + asked.decoding(decode)),
+        },
+        "performance-tables": {
             "decode": table(decode),
             "prefill": prefill_table(),
             "end to end": end_to_end_table(),
             "capacity": capacity_table(),
             "without a GPU": cpu_table(),
         },
-        "serving": {"serving": serving_table()},
-        "training": {"train": training_table(), "document mask": mask_table()},
+        "kernel-design": {"fp8 error": fp8_table()},
+        "serving": {"found": asked.found_served(), "asked": asked.table(asked.serving())},
+        "serving-tables": {"serving": serving_table(SERVED_AT), "serving later": serving_table(SERVED_LATER)},
+        "training-speed": {
+            "asked": asked.table(asked.training()),
+            "train": training_table(),
+            "power": power_table(),
+            "document mask": mask_table(),
+        },
         "reliability": {"faults": faults_table(), "checkpoint": checkpoint_table()},
     }
-    found = {ROOT / "docs" / f"{name}.md": content for name, content in tables.items()}
+
+
+def pages() -> dict[pathlib.Path, str]:
+    """Every generated file and what it should hold."""
+    docs = ROOT / "docs"
+    found = {docs / f"{name}.md": content for name, content in tables().items()}
     return {
         **{page: fill(page.read_text(encoding="utf-8"), content) for page, content in found.items()},
-        PLOT: plot(decode),
+        docs / "decode-efficiency.svg": plots.efficiency(last_run("decode")),
+        docs / "serving.svg": plots.ratios(
+            "GVA over GQA in vLLM, a 350M model on an H200",
+            "medians; requests x tokens in / out",
+            [line for line in asked.serving() if line.values and not line.most],
+            longest=2.1,
+        ),
     }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 README = Path(__file__).parents[1] / "README.md"
-PAGE = re.compile(r"`docs/(\w+\.md)`")
+PAGE = re.compile(r"`docs/([\w-]+\.md)`")
 
 
 def on_files(files: Files, config: Any) -> Files:

@@ -16,11 +16,12 @@ import gva
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
 
 
 @pytest.mark.parametrize(
     ("script", "files"),
-    [("benchmarks/table.py", 5), ("studies/table.py", 1), ("studies/kept.py", 1), ("docs/draw.py", 2)],
+    [("benchmarks/table.py", 9), ("studies/pages", 20), ("studies/kept.py", 1), ("docs/draw.py", 3)],
 )
 def test_tables_and_plots_are_current(script, files):
     pages = runpy.run_path(str(ROOT / script))["pages"]()
@@ -29,10 +30,73 @@ def test_tables_and_plots_are_current(script, files):
         assert path.read_text(encoding="utf-8") == content, f"{path.name}: run python {script}"
 
 
+# Bars of a claim or of a test: what others say, and from where something counts.
+SAID = {"0.9", "0.1", "0.25", "0.74"}
+
+
+def test_no_measured_number_is_typed_into_a_page():
+    folder = ROOT / "studies" / "pages"
+    for path in folder.rglob("*.md"):
+        prose = re.sub(r"\{\{.*?\}\}", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+        typed = set(re.findall(r"\d+\.\d+(?!e-)\b", prose))
+        assert typed <= SAID, f"{path.relative_to(ROOT)}: have it made from the runs"
+
+
+def test_what_was_asked_is_met_in_whole_in_part_or_not(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    asked = import_module("asked")
+    lines = [
+        asked.Asked("speed", 1.5, [1.5, 1.6], unit="x"),
+        asked.Asked("speed", 1.5, [1.4, 1.6]),
+        asked.Asked("time", 1.1, [1.2], most=True),
+        asked.Asked("time", 1.1, [1.1], most=True, of="1 of 2 shapes"),
+        asked.Asked("nothing", "2x"),
+    ]
+    verdicts = ["met", "met in 1 of 2", "missed", "met, on 1 of 2 shapes", "not measured"]
+    assert [line.verdict() for line in lines] == verdicts
+    assert lines[0].cells() == ["speed", "1.5x", "1.500x to 1.600x", "met"]
+    assert asked.tally(lines) == "Of 5 lines, 1 was met, 2 were met in part, 1 was missed and 1 was not measured."
+    assert asked.table(lines).splitlines()[-1] == "- nothing: 2x"
+
+
 def test_every_row_says_where_it_comes_from():
     for path in (ROOT / "benchmarks" / "results").glob("*.csv"):
         header = path.read_text().splitlines()[0].split(",")
         assert {"gpu", "torch", "commit"} <= set(header), path.name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_can_be_read_by_the_busy(page):
+    """Its point first, soon something to look at, short cells, and few words."""
+    lines = page.read_text(encoding="utf-8").splitlines()
+    assert lines[0].startswith("# ")
+    first = next(line for line in lines[1:] if line and not line.startswith("<!--"))
+    assert not first.startswith(("#", "|", "!", "```")), f"begin with a sentence: {first}"
+    assert any(line.startswith(("|", "![", "```")) for line in lines[:45]), (
+        "no table, picture or code on the first screen"
+    )
+    prose, cells = read_apart(lines)
+    assert [cell for cell in cells if len(cell) > 200] == []
+    assert len(" ".join(prose).split()) <= 1500
+
+
+def read_apart(lines):
+    """Lines of prose, and the cells of tables, without what is code or a marker."""
+    prose, cells, code = [], [], False
+    for line in lines:
+        if line.startswith("```"):
+            code = not code
+        elif not code and line.startswith("|"):
+            cells += [cell.strip() for cell in re.split(r"(?<!\\)\|", line)]
+        elif not code and not line.startswith("<!--"):
+            prose.append(line)
+    return prose, cells
+
+
+def test_what_is_held_against_the_pages():
+    prose, cells = read_apart(["# A", "| a | b \\| c |", "```", "| code |", "```", "two words", "<!-- a: begin -->"])
+    assert prose == ["# A", "two words"]
+    assert [cell for cell in cells if cell] == ["a", "b \\| c"]
 
 
 def test_no_box_lies_on_another_and_no_arrow_runs_through_one():

@@ -1,6 +1,8 @@
 """A model with a smaller cache in vLLM's engine: each target, layers that split their rows differently too."""
 
 import gc
+import os
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,7 @@ from served import bytes_per_token, check_greedy, greedy, ragged_prompts, start
 from gva import GvaForCausalLM, cost
 from gva.convert.converter import Conversion, Request
 from gva.convert.targets import Split
+from gva.data.tokenizer import load_tokenizer
 from models import SIZE
 
 APART = [Split(24, 72), Split(40, 56)]
@@ -41,6 +44,22 @@ def test_a_converted_model_is_served(target, cache, splits, checkpoints, tmp_pat
         check_greedy(model, prompts, greedy(served, prompts)[0])
         assert bytes_per_token(served) == cost.cache_bytes_per_token(model.config, "float32")
         assert cost.cache_scalars_per_token_per_layer(model.config) == cache
+    finally:
+        del served
+        gc.collect()
+
+
+@pytest.mark.skipif("GVA_CONVERTED" not in os.environ, reason="GVA_CONVERTED names no folder that gva convert wrote")
+def test_a_trained_one_is_served():
+    folder = Path(os.environ["GVA_CONVERTED"])
+    model = GvaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    words = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text(encoding="utf-8")
+    tokens = load_tokenizer(folder).encode([words])[0]
+    prompts = [tokens[i : i + 1 + 7 * i] for i in range(20)]
+    served = start(folder, block_size=16, kv_cache_memory_bytes=256 << 20)
+    try:
+        check_greedy(model, prompts, greedy(served, prompts)[0])
+        assert bytes_per_token(served) == cost.cache_bytes_per_token(model.config, "float32")
     finally:
         del served
         gc.collect()

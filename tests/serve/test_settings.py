@@ -21,7 +21,7 @@ def chosen(preset="paper-350m", variant="gva-drope-16", words=(), gpu=H200, **fi
 
 
 def test_a_small_model_gets_what_was_measured_with_one():
-    """The flags of docs/serving.md."""
+    """The flags of docs/serving-tables.md."""
     sizes = [1, 2, 4, *range(8, 249, 8), *range(256, 497, 16), *range(512, 16385, 512)]
     assert chosen() == {
         "--block-size": ["64"],

@@ -1,4 +1,4 @@
-"""Writes the tables of docs/results.md from the runs in results/: python studies/table.py"""
+"""The tables of the pages, from the runs in results/."""
 
 from __future__ import annotations
 
@@ -11,16 +11,14 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gva import cost
+from gva import GvaConfig, cost
 from gva.report.curves import induction, task_score
-from gva.report.tables import Table, difference, fill, signed, spread
-from gva.study.reports import read_reports
+from gva.report.tables import Table, difference, signed, spread
 from gva.study.results import ComparedRow, Results, load
 from gva.study.runs import TASKS, Run, score, standard_error
 from gva.study.statistics import FEWEST, Estimate, paired
 
-ROOT = pathlib.Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "results.md"
+ROOT = pathlib.Path(__file__).parents[2]
 RESULTS = ROOT / "results"
 MOTION = RESULTS / "key-motion.csv"
 MAPS = [f"maps-x{factor}" for factor in (2, 4, 8, 16, 32)]
@@ -41,6 +39,8 @@ GROWTH = ["gqa", "gva-drope-16", *MAPS, *NORMS, *SMALL, *INIT, "gta"]
 CHOSEN_BY = (0, 1, 2)  # the seeds on which that rate came out best of five
 SWEPT_BY = (0, 1)  # and those that four rates for everything were tried on
 FORMED = 0.1  # nats of induction, where a head that copies counts as there
+
+MOVERS = {"k_proj": "GQA: `k_proj`", "key_map": "GVA: maps", "v_proj": "GVA: `v_proj`"}
 
 Column = tuple[str, Callable[[ComparedRow], str]]
 
@@ -104,14 +104,15 @@ def scales(run: Run) -> list[dict[str, float]]:
     return last(run)["qk_scales"]
 
 
-def growth(step: int) -> Column:
+def growth(row: ComparedRow, step: int) -> float:
     """Content keys over values at a step, over layers and runs."""
+    seen = [line for run in row.runs for line in run.of_kind("diagnostics") if line["step"] == step]
+    return statistics.mean(s["k_nope"] / s["v"] for line in seen for s in line["qk_scales"])
 
-    def read(row: ComparedRow) -> str:
-        seen = [line for run in row.runs for line in run.of_kind("diagnostics") if line["step"] == step]
-        return f"{statistics.mean(s['k_nope'] / s['v'] for line in seen for s in line['qk_scales']):.2f}"
 
-    return f"step {step}", read
+def growth_table(results: Results, steps: Sequence[int]) -> str:
+    columns: list[Column] = [(f"step {step}", lambda row, at=step: f"{growth(row, at):.2f}") for step in steps]
+    return rows_table(GROWTH, [LOSS, *columns], results)
 
 
 def formed(run: Run) -> int | None:
@@ -141,28 +142,15 @@ MECHANISM = [PREVIOUS, INDUCTION, FORMED_AT]
 # ---- tables ----
 
 
-def variants_table(results: Results) -> str:
+def claim_table(results: Results) -> str:
     peers = [against(results.row(name)) for name in ("gqa", "gqa-half-the-groups", "gva-drope-16")]
-    return rows_table(CLAIM, [SCALARS, SEEDS, LOSS, *peers, *MECHANISM], results)
+    return rows_table(CLAIM, [SCALARS, SEEDS, LOSS, *peers], results)
 
 
 def maps_table(results: Results) -> str:
-    """What was tried, how the start of induction and the loss go together, and the best rate on fresh seeds."""
+    """What was tried against the lag at the low rate."""
     peers = [against(results.row(name)) for name in ("gqa", "gva-drope-16")]
-    names = ["gqa", "gva-drope-16", *MAPS, *NORMS, *SMALL]
-    shown = rows_table(names, [SEEDS, LOSS, *peers, *MECHANISM, OVER_VALUES, OVER_QUERIES], results)
-    three = ("gqa", "gva-drope-16", BEST)
-    told = ", ".join(f"{correlation(results.row(name).runs):.2f} in `{name}`" for name in three)
-    fresh = " and ".join(
-        f"{difference(change, 3)} against `{name}`"
-        for name in ("gqa", "gva-drope-16")
-        if (change := paired(fresh_seeds(results.row(BEST), CHOSEN_BY), results.row(name).valid_loss.values))
-    )
-    return (
-        f"{shown}\n\nRank correlation of the step at which induction passes {FORMED} with the final loss: {told}; "
-        "over eight seeds 0.74 is told from none at 95%.\n\n"
-        f"Seeds of `{BEST}` that had no part in choosing its rate (3 to 7): {fresh}."
-    )
+    return rows_table(["gqa", "gva-drope-16", *MAPS, *NORMS, *SMALL], [SEEDS, LOSS, *peers, OVER_QUERIES], results)
 
 
 def fresh_seeds(row: ComparedRow, chosen_by: tuple[int, ...]) -> dict[int, float]:
@@ -236,11 +224,10 @@ def at_recipe(name: str, recipe: str) -> ComparedRow | None:
 
 def recipes_table() -> str:
     """The rows that decide the claim at each recipe, against GQA at the same one, and on fresh seeds."""
-    inside = [where_measured(column) for column in (*MECHANISM, OVER_VALUES)]
     lines, fresh, titles = [], [], []
     for recipe, told in RECIPES.items():
         rows = {name: row for name in SWEPT if (row := at_recipe(name, recipe))}
-        columns = [SEEDS, LOSS, MEDIAN, RANGE, against(rows["gqa"]), START, *inside]
+        columns = [SEEDS, LOSS, MEDIAN, RANGE, against(rows["gqa"]), START]
         titles = [title for title, _ in columns]
         lines += [[f"`{name}`", told, *(read(row) for _, read in columns)] for name, row in rows.items()]
         change = paired(fresh_seeds(rows["gva-drope-16"], SWEPT_BY), rows["gqa"].valid_loss.values)
@@ -249,12 +236,6 @@ def recipes_table() -> str:
         grid(["row", "rate", *titles], lines)
         + f"\n\n`gva-drope-16` against `gqa` on seeds on which no rate was chosen: {', '.join(fresh)}."
     )
-
-
-def where_measured(column: Column) -> Column:
-    """A column of what diagnostics saw, over the runs that have any."""
-    title, read = column
-    return title, lambda row: read(replace(row, runs=[run for run in row.runs if run.of_kind("diagnostics")]))
 
 
 def position_table(results: Results) -> str:
@@ -294,7 +275,7 @@ def compared(ours: Estimate, theirs: Estimate) -> list[str]:
 
 
 def medium_table(results: Results) -> str:
-    """Loss and accuracies over training, in one seed of each row, how far apart they end, and what is inside."""
+    """Loss and accuracies over training, in one seed of each row, and how far apart they end."""
     tasks = results.tasks()
     gqa, gva = (results.row(name).runs[0] for name in ("gqa", "gva-drope-16"))
     lines = []
@@ -312,8 +293,12 @@ def medium_table(results: Results) -> str:
     ends = [(statistics.mean(change), math.hypot(*error) / len(tasks)), *zip(change, error, strict=True)]
     lines.append(["apart", "", "", "", *(f"{signed(100 * value, 1)} ± {100 * over:.1f}" for value, over in ends)])
     header = ["step", "`gqa`", "`gva-drope-16`", "apart", "Avg.", *(TASKS[task] for task in tasks)]
-    inside = rows_table(["gqa", "gva-drope-16"], [SCALARS, *MECHANISM, OVER_VALUES, OVER_QUERIES], results)
-    return f"{grid(header, lines)}\n\n{inside}"
+    return grid(header, lines)
+
+
+def keys_over_queries(row: ComparedRow, layer: int) -> float:
+    """Of content, at the end, over runs."""
+    return statistics.mean(s["k_nope"] / s["q_nope"] for run in row.runs for s in scales(run)[layer : layer + 1])
 
 
 def first_layer_table(small: Results, medium: Results) -> str:
@@ -336,53 +321,30 @@ def first_layer_table(small: Results, medium: Results) -> str:
     return grid(["row", "recipe", "seeds", "steps", *parts.values(), "keys over queries, end"], lines)
 
 
-def motion_table() -> str:
+def motion_table(device: str, step: int) -> str:
     """How far a stretch of training moves keys, by the matrix that moves them: RMS, means over layers."""
     with MOTION.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    found: dict[tuple[str, int, int], dict[str, dict[str, dict[str, str]]]] = {}
-    for row in rows:
-        where = f"{row['device']}, {row['layers']} layers, {int(row['tokens_per_step']):,} tokens a step"
-        layers = found.setdefault((where, int(row["width"]), int(row["step"])), {}).setdefault(row["part"], {})
-        assert row["layer"] not in layers, "measured twice: keep one run"
-        layers[row["layer"]] = row
+        rows = [row for row in csv.DictReader(file) if row["device"] == device and int(row["step"]) == step]
     lines = []
-    for (where, width, step), parts in found.items():
-        key, maps, values = (
-            statistics.mean(float(row["motion"]) * float(row["keys"]) for row in parts[part].values())
-            for part in ("k_proj", "key_map", "v_proj")
-        )
-        expected = width / 64 / statistics.mean(float(row["values"]) for row in parts["key_map"].values())
-        lines.append([where, str(width), str(step), f"{key:.3f}", f"{maps:.4f}", f"{values:.3f}"])
-        lines[-1] += [f"{key / maps:.1f}", f"{expected:.1f}"]
-    header = ["where", "width", "step", "GQA: `k_proj`", "GVA: maps", "GVA: `v_proj`", "`k_proj` over maps", "expected"]
-    made = " and ".join(sorted({f"torch {row['torch']} at commit {row['commit']}" for row in rows}))
-    stretch = " and ".join(sorted({row["stretch"] for row in rows}))
-    return grid(header, lines) + f"\n\n{stretch} steps a stretch, one seed; {made}."
+    for width in sorted({int(row["width"]) for row in rows}):
+        parts = {part: [row for row in rows if (row["part"], row["width"]) == (part, str(width))] for part in MOVERS}
+        assert all(len({row["layer"] for row in found}) == len(found) for found in parts.values()), "measured twice"
+        moved = [
+            statistics.mean(float(row["motion"]) * float(row["keys"]) for row in found) for found in parts.values()
+        ]
+        expected = width / 64 / statistics.mean(float(row["values"]) for row in parts["key_map"])
+        lines.append([str(width), *(f"{size:.4f}" for size in moved), f"{moved[0] / moved[1]:.1f}", f"{expected:.1f}"])
+    made = " and ".join(sorted({f"torch {row['torch']}, commit {row['commit']}" for row in rows}))
+    header = ["width", *MOVERS.values(), "`k_proj` over maps", "expected"]
+    return grid(header, lines) + f"\n\nTen steps from step {step}, one seed; {device}, {made}."
 
 
-def pages() -> dict[pathlib.Path, str]:
-    """The page and what it should hold."""
-    results = {name: report.load() for name, report in read_reports(RESULTS / "reports.toml").items()}
-    small, medium = results["small"], results["medium"]
-    tables = {
-        "gap": gap_table(small, "gqa", ["gva-drope-16", BEST], every=100),
-        "longer": gap_table(results["small-longer"], "gqa-longer", ["gva-drope-16-longer"], every=300),
-        "variants": variants_table(small),
-        "rates": rates_table(results["small-rates"]),
-        "recipes": recipes_table(),
-        "position": position_table(results["small-position"]),
-        "context": context_table(results["small-context"]),
-        "medium": medium_table(medium),
-        "first-layer": first_layer_table(small, medium),
-        "init": gap_table(small, INIT[0], INIT[1:], every=100),
-        "maps": maps_table(small),
-        "growth": rows_table(GROWTH, [LOSS, *map(growth, (100, 200, 400, 600, 800, 1200))], small),
-        "motion": motion_table(),
-    }
-    return {PAGE: fill(PAGE.read_text(encoding="utf-8"), tables)}
-
-
-if __name__ == "__main__":
-    for path, content in pages().items():
-        path.write_text(content, encoding="utf-8")
+def ranks_table(preset: str, variants: Sequence[str], ranks: Sequence[int], memory: int, context: int) -> str:
+    """What each GPU caches of a token, and how many sequences fit beside the weights on one GPU."""
+    lines = []
+    for variant in variants:
+        config = GvaConfig.preset(preset, variant=variant)
+        held = [f"{cost.cache_scalars_per_token_per_layer(config, count):g}" for count in ranks]
+        lines.append([f"`{variant}`", *held, str(cost.largest_batch(config, context, memory))])
+    fits = f"sequences of {context:,} in {memory / 2**30:g} GiB"
+    return grid(["variant", *(f"{count} GPU{'s' * (count > 1)}" for count in ranks), fits], lines)

@@ -1,0 +1,48 @@
+"""Writes what docs and README say of the studies, docs/results.md foremost, from what was measured:
+
+    python studies/pages
+
+A page is the file of its name beside this one. Prose is written there; whatever was measured stands in {{ }}.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+
+import jinja2
+
+from gva.report.tables import fill
+
+HERE = pathlib.Path(__file__).parent
+DOCS = HERE.parents[1] / "docs"
+sys.path.append(str(DOCS))
+
+import drawn  # noqa: E402
+import figures  # noqa: E402
+
+MADE = "\n<!-- Made by python studies/pages from studies/pages/{name}: change it there. -->\n"
+
+
+def pages() -> dict[pathlib.Path, str]:
+    """Every file and what it should hold."""
+    known = figures.known()
+    written = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(HERE), undefined=jinja2.StrictUndefined, keep_trailing_newline=True,
+        autoescape=False,  # noqa: S701  (Markdown of our own)
+    )  # fmt: skip
+    found = {}
+    for path in sorted(HERE.rglob("*.md")):
+        name = path.relative_to(HERE).as_posix()
+        found[DOCS / name] = written.get_template(name).render(known) + MADE.format(name=name)
+    readme = DOCS.parent / "README.md"
+    summary = written.get_template("README.table").render(known).strip()
+    found[readme] = fill(readme.read_text(encoding="utf-8"), {"summary": summary})
+    pictures = {DOCS / "results" / f"{name}.svg": picture for name, picture in drawn.all_of(known).items()}
+    return found | pictures
+
+
+if __name__ == "__main__":
+    for path, content in pages().items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(content, encoding="utf-8")
