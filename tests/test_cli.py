@@ -56,8 +56,10 @@ def test_table_of_a_foreign_checkpoint(capsys, tmp_path):
 
 
 def test_table_of_our_own_checkpoint(capsys, tmp_path):
-    tiny_model("mla").save_pretrained(tmp_path)
-    assert rows(capsys, str(tmp_path))["mla"]["cache_scalars_per_token_per_layer"] == 80
+    tiny_model("mla").save_pretrained(tmp_path / "model")
+    (tmp_path / "run.json").write_text("{}")
+    for place in (tmp_path / "model", tmp_path):  # the folder of the model, and of the run that left it
+        assert rows(capsys, str(place))["mla"]["cache_scalars_per_token_per_layer"] == 80
 
 
 def test_the_cache_on_each_rank(capsys):

@@ -53,12 +53,14 @@ def test_what_a_file_of_flags_says_counts(tmp_path, monkeypatch):
 
 
 def test_the_server_is_started_there(tmp_path, monkeypatch, capsys):
-    tiny_model("gva-drope-16", torch.float32).save_pretrained(tmp_path)
+    tiny_model("gva-drope-16", torch.float32).save_pretrained(tmp_path / "run" / "model")
+    (tmp_path / "run" / "run.json").write_text("{}")
     started = []
     monkeypatch.setattr(os, "execv", lambda program, words: started.append(words))
     monkeypatch.setattr(versions, "installed", lambda: "0.32.0")
-    main(["serve", str(tmp_path), "--port", "81"])
-    assert started[0][3:] == ["serve", str(tmp_path), "--host", "127.0.0.1", "--port", "81"]
+    for place in (tmp_path / "run" / "model", tmp_path / "run"):  # the folder, and the run that left it
+        main(["serve", str(place), "--port", "81"])
+        assert started[-1][3:] == ["serve", str(tmp_path / "run" / "model"), "--host", "127.0.0.1", "--port", "81"]
     assert (
         "gva serve: listening on http://127.0.0.1:81 for this machine alone, without --api-key"
         in capsys.readouterr().out

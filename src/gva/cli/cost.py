@@ -76,13 +76,14 @@ def _subject(arguments: argparse.Namespace, overrides: dict[str, Any]) -> tuple[
     """The config that is counted, with some fields changed, and the windows of its layers."""
     from gva.config import VARIANT_FIELDS, GvaConfig, known_fields
     from gva.errors import check, nearest
+    from gva.run.folder import model_of
 
     for name in overrides:
         check(name not in VARIANT_FIELDS, "--set", name, "is what a variant sets; choose among --variants instead")
     ours = {GvaConfig.attribute_map.get(name, name): value for name, value in overrides.items()}
     if arguments.preset is not None:
         return GvaConfig.preset(arguments.preset, variant="gqa", **ours), None
-    source = _read_config(Path(arguments.checkpoint))
+    source = _read_config(model_of(Path(arguments.checkpoint)))
     if source.get("model_type") == GvaConfig.model_type:
         for name in ours:
             check(name in known_fields(), "--set", name, f"GvaConfig has no such field{nearest(name, known_fields())}")
@@ -105,7 +106,7 @@ def _field(text: str) -> tuple[str, Any]:
 def _read_config(path: Path) -> dict[str, Any]:
     file = path / "config.json" if path.is_dir() else path
     if not file.is_file():
-        raise FileNotFoundError(f"{file}: no such file; give a config.json or the folder that holds one")
+        raise FileNotFoundError(f"{file}: no such file; give a config.json, or the folder or the run that holds one")
     try:
         source = json.loads(file.read_text())
     except ValueError as error:

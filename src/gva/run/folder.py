@@ -27,6 +27,11 @@ _NEEDED: dict[str, tuple[type, ...]] = {
 }
 
 
+def model_of(place: Path) -> Path:
+    """Where the model lies that a run ended with; any other place is what it is."""
+    return place / MODEL if (place / RUN).is_file() and (place / MODEL).is_dir() else place
+
+
 @contextmanager
 def locked(out: Path, doing: str = "training") -> Iterator[None]:
     """Hold the folder for this process; the lock goes with it, however it ends."""

@@ -17,7 +17,7 @@ def connect(url: str, api_key: str | None) -> Any:
     try:
         from openai import OpenAI
     except ImportError:
-        raise OSError("gva chat needs the package openai: pip install 'grouped-value-attention[serve]'") from None
+        raise OSError("needs the package openai: pip install 'grouped-value-attention[serve]'") from None
     for name in [name for name in os.environ if name.startswith("OPENAI_")]:
         del os.environ[name]
     base = url.rstrip("/")
