@@ -19,6 +19,7 @@ from gva.run.metrics import read_metrics
 from models import made_to_end, tiny_model
 from train.runs import ENVIRONMENT, run_here
 
+pytestmark = pytest.mark.hf
 PROMPT = "import os\n"
 
 
