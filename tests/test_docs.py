@@ -94,6 +94,12 @@ def test_what_is_held_against_the_pages():
     assert [cell for cell in cells if cell] == ["a", "b \\| c"]
 
 
+def test_curves_are_not_filled_in_either_theme(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "studies" / "pages")
+    style = import_module("pictures").STYLE
+    assert style.rindex(".line {") > style.rindex(".gva {"), "of equal rules the last one holds"
+
+
 def test_no_box_lies_on_another_and_no_arrow_runs_through_one():
     drawn = runpy.run_path(str(ROOT / "docs" / "draw.py"))
     width, height = drawn["BOX_WIDTH"], drawn["BOX_HEIGHT"]

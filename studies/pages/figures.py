@@ -44,6 +44,14 @@ def apart(row: ComparedRow, peer: ComparedRow, seeds: Collection[int] | None = N
     return tables.apart(change(row, peer, seeds, step))
 
 
+def apart_at(results: Results, row: str, peer: str, lr: float) -> str:
+    """The same of two rows of a sweep at one rate."""
+    ours, theirs = (next(r for r in results.rates if (r.row, r.lr) == (name, lr)).loss for name in (row, peer))
+    found = paired(ours.values, theirs.values)
+    assert found is not None, f"{row} and {peer} share no seed at {lr}"
+    return tables.apart(found)
+
+
 def far(row: ComparedRow, peer: ComparedRow, seeds: Collection[int] | None = None) -> str:
     """The same without interval or sign."""
     return f"{abs(change(row, peer, seeds).mean):.3f}"
@@ -74,6 +82,12 @@ def above(row: ComparedRow, peer: ComparedRow) -> str:
 def scalars(row: ComparedRow | GvaConfig, ranks: int = 1) -> str:
     config = row.config if isinstance(row, ComparedRow) else row
     return f"{cost.cache_scalars_per_token_per_layer(config, ranks):g}"
+
+
+def fewer(row: ComparedRow, peer: ComparedRow) -> str:
+    """Parameters."""
+    ours, theirs = (cost.parameters(r.config)["total"] for r in (row, peer))
+    return f"{100 * (1 - ours / theirs):.1f}%"
 
 
 def saved(row: GvaConfig, peer: GvaConfig) -> str:
@@ -123,7 +137,10 @@ def known() -> dict[str, Any]:
     results = {name: report.load() for name, report in read_reports(tables.RESULTS / "reports.toml").items()}
     groups = {name.replace("small-", "").replace("-", "_"): Rows(found) for name, found in results.items()}
     at = {told: {n: row for n in tables.SWEPT if (row := tables.at_recipe(n, r))} for r, told in tables.RECIPES.items()}
-    functions = (decoded, served, apart, far, reach, percent, loss, above, scalars, saved, task_change, benchmark)
+    functions = (
+        apart, apart_at, far, reach, percent, loss, above,
+        scalars, fewer, saved, task_change, decoded, served, benchmark,
+    )  # fmt: skip
     return {
         **groups,
         "at": at,
