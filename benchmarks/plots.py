@@ -4,44 +4,22 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from asked import Asked
 from measured import Row, decoded
+from svg import WIDTH, line, svg, text
 
-WIDTH, LEFT, RIGHT = 480, 46, 14
-STYLE = """
-  text { font: 13px sans-serif; fill: #1f2a36; } .small { font-size: 12px; fill: #4d5b69; } .bold { font-weight: bold; }
-  .end { text-anchor: end; } .middle { text-anchor: middle; }
-  .ground { fill: #f7f9fb; stroke: #c9d2db; } .grid { stroke: #dde3e9; } .axis { stroke: #7d8a98; }
+LEFT, RIGHT = 46, 14
+LOOK = """
   .a { stroke: #2a6fb0; } .b { stroke: #c46a1b; } .full.a { fill: #2a6fb0; } .full.b { fill: #c46a1b; }
   .open { fill: #f7f9fb; } .mark { stroke-width: 1.8; } .asked { stroke-width: 1.6; stroke-dasharray: 5 3; }
   .bar { fill: #9cc3e6; } .dot { fill: #2a6fb0; } .bound { stroke: #b03a2e; stroke-width: 2; }
-  @media (prefers-color-scheme: dark) {
-    text { fill: #e3e9ef; } .small { fill: #b3bfca; } .ground { fill: #161c23; stroke: #38434e; }
-    .grid { stroke: #2a333d; } .axis { stroke: #8896a4; }
+"""
+DARK_LOOK = """
     .a { stroke: #72b0e8; } .b { stroke: #f0a35c; } .full.a { fill: #72b0e8; } .full.b { fill: #f0a35c; }
     .open { fill: #161c23; } .bar { fill: #2c5273; } .dot { fill: #a9d2f5; } .bound { stroke: #ef8a7e; }
-  }
 """
-
-
-def svg(title: str, height: float, body: Iterable[str]) -> str:
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" viewBox="0 0 {WIDTH} {height:g}" role="img">'
-        f"<title>{title}</title><style>{STYLE}</style>\n"
-        f'<rect class="ground" x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1:g}" rx="8"/>\n'
-        + "\n".join(body)
-        + "\n</svg>\n"
-    )
-
-
-def text(x: float, y: float, words: str, kind: str = "") -> str:
-    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}">{words}</text>'
-
-
-def line(x0: float, y0: float, x1: float, y1: float, kind: str) -> str:
-    return f'<line class="{kind}" x1="{x0:.1f}" y1="{y0:.1f}" x2="{x1:.1f}" y2="{y1:.1f}"/>'
 
 
 # ---- efficiency over the size of the cache ----
@@ -77,7 +55,7 @@ def marker(row: Row) -> str:
 def efficiency(rows: list[Row]) -> str:
     """Of one new token, over the size of the cache, and what was asked of batches."""
     x, y = place()
-    body = [text(12, 22, "Efficiency of decoding on an H200", "bold")]
+    body = [text(12, 22, "Efficiency of decoding on an H200", "strong")]
     body.append(text(12, 41, "speed-up over FlashAttention-3 / ratio of bytes; 1 is the limit", "small"))
     for value in (0.7, 0.8, 0.9, 1.0):
         body += [
@@ -97,7 +75,7 @@ def efficiency(rows: list[Row]) -> str:
         body.append(f'<rect class="mark full {colour}" x="{left}" y="{FLOOR + 32}" width="8" height="8"{corners}/>')
         body.append(text(left + 14, FLOOR + 41, words, "small"))
     body.append(text(12, FLOOR + 60, "Hollow: one sequence. Dashed: what was asked of batches.", "small"))
-    return svg("Efficiency of decoding over the size of the cache", FLOOR + 72, body)
+    return svg("Efficiency of decoding over the size of the cache", FLOOR + 72, body, LOOK, DARK_LOOK)
 
 
 # ---- what was asked, as bars ----
@@ -108,12 +86,12 @@ def ratios(title: str, note: str, lines: Sequence[Asked], longest: float) -> str
     scale = (WIDTH - 2 * RIGHT) / longest
     one, pitch, top = RIGHT + scale, 46, 62
     bottom = top + pitch * len(lines)
-    body = [text(RIGHT, 22, title, "bold"), text(RIGHT, 41, note, "small")]
+    body = [text(RIGHT, 22, title, "strong"), text(RIGHT, 41, note, "small")]
     for i, asked in enumerate(lines):
         assert not isinstance(asked.bar, str)
         y, middle = top + pitch * i, statistics.median(asked.values)
         body.append(text(RIGHT, y + 12, asked.what.removeprefix("350M: ")))
-        body.append(text(WIDTH - RIGHT, y + 12, f"{middle:.2f}{asked.unit}", "bold end"))
+        body.append(text(WIDTH - RIGHT, y + 12, f"{middle:.2f}{asked.unit}", "strong end"))
         body.append(f'<rect class="bar" x="{RIGHT}" y="{y + 18}" width="{middle * scale:.1f}" height="16" rx="2"/>')
         body.append(line(one, y + 18, one, y + 34, "axis"))
         body.append(line(RIGHT + asked.bar * scale, y + 16, RIGHT + asked.bar * scale, y + 36, "bound"))
@@ -123,4 +101,4 @@ def ratios(title: str, note: str, lines: Sequence[Asked], longest: float) -> str
                 for value in asked.values
             ]
     body.append(text(RIGHT, bottom + 10, "Grey line: GQA. Red: what was asked. Dots: runs, where several.", "small"))
-    return svg(title, bottom + 24, body)
+    return svg(title, bottom + 24, body, LOOK, DARK_LOOK)

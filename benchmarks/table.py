@@ -15,7 +15,7 @@ import sys
 from gva.report.tables import fill
 
 ROOT = pathlib.Path(__file__).parent.parent
-sys.path.append(str(ROOT / "benchmarks"))
+sys.path += [str(ROOT / "benchmarks"), str(ROOT / "docs")]
 
 import asked  # noqa: E402
 import plots  # noqa: E402

@@ -15,40 +15,28 @@ from gva import GvaConfig, cost
 from gva.attention import Part, class_of
 
 ROOT = Path(__file__).parents[1]
-sys.path.append(str(ROOT / "tests"))
+sys.path += [str(ROOT / "docs"), str(ROOT / "tests")]
+
+from svg import WIDTH, svg, text  # noqa: E402
 
 from test_architecture import ARROWS  # noqa: E402
 
-WIDTH = 480  # of both pictures: one that is shrunk to a phone's can still be read
-STYLE = """
-  text { font: 13px sans-serif; fill: #1f2a36; } .name { font-weight: bold; } .small { font-size: 11px; fill: #4d5b69; }
-  .middle { text-anchor: middle; } .end { text-anchor: end; }
-  .ground { fill: #f7f9fb; stroke: #c9d2db; } .folder { fill: #dfe9f5; stroke: #4f7cac; }
-  .file { fill: #fff; stroke: #8a97a5; } .arrow { stroke: #7d8a98; stroke-width: 1.2; } .head { fill: #7d8a98; }
+LOOK = """
+  .folder { fill: #dfe9f5; stroke: #4f7cac; } .file { fill: #fff; stroke: #8a97a5; }
+  .arrow { stroke: #7d8a98; stroke-width: 1.2; } .head { fill: #7d8a98; }
   .key { fill: #e8b45c; } .value { fill: #63b8b1; } .latent { fill: #a99bd3; } .rope { fill: #d58ba1; }
   .piece { stroke: #f7f9fb; stroke-width: 1.5; } .whole { stroke: #1f2a36; stroke-width: 2; }
-  @media (prefers-color-scheme: dark) {
-    text { fill: #e3e9ef; } .small { fill: #b3bfca; } .ground { fill: #161c23; stroke: #38434e; }
+"""
+DARK_LOOK = """
     .folder { fill: #24384f; stroke: #6d9bcb; } .file { fill: #1f262e; stroke: #75828f; }
     .arrow { stroke: #8896a4; } .head { fill: #8896a4; }
     .key { fill: #a8741b; } .value { fill: #22776f; } .latent { fill: #6655a0; } .rope { fill: #9a4a64; }
     .piece { stroke: #161c23; } .whole { stroke: #e3e9ef; }
-  }
 """
 
 
-def svg(title: str, height: float, body: list[str]) -> str:
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" viewBox="0 0 {WIDTH} {height:g}" role="img">'
-        f"<title>{title}</title><style>{STYLE}</style>\n"
-        f'<rect class="ground" x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1:g}" rx="8"/>\n'
-        + "\n".join(body)
-        + "\n</svg>\n"
-    )
-
-
-def text(x: float, y: float, words: str, kind: str = "") -> str:
-    return f'<text x="{x:g}" y="{y:g}"' + (f' class="{kind}"' if kind else "") + f">{words}</text>"
+def drawn(title: str, height: float, body: list[str]) -> str:
+    return svg(title, height, body, LOOK, DARK_LOOK)
 
 
 # ---- the packages ----
@@ -132,7 +120,7 @@ def packages() -> str:
         x, y = corner(part)
         kind = "folder" if (ROOT / "src" / "gva" / part).is_dir() else "file"
         body.append(f'<rect class="{kind}" x="{x}" y="{y}" width="{BOX_WIDTH}" height="{BOX_HEIGHT}" rx="6"/>')
-        body.append(text(x + BOX_WIDTH / 2, y + 16, part, "name middle"))
+        body.append(text(x + BOX_WIDTH / 2, y + 16, part, "strong middle"))
         body.append(text(x + BOX_WIDTH / 2, y + 31, note, "small middle"))
     height = 12 + 9 * PITCH + BOX_HEIGHT + 34
     body.append(
@@ -143,7 +131,7 @@ def packages() -> str:
             "small",
         )
     )
-    return svg("The packages of gva and which imports which", height, body)
+    return drawn("The packages of gva and which imports which", height, body)
 
 
 # ---- the cached row ----
@@ -186,7 +174,7 @@ def told(config: GvaConfig) -> list[str]:
 def block(name: str, config: GvaConfig, y: float, scale: float) -> list[str]:
     row, x = config.row, float(LEFT)
     size = f"{row.scalars} scalars, {cost.cache_row_bytes(config)} bytes in bfloat16"
-    body = [text(LEFT, y, name, "name"), text(WIDTH - LEFT, y, size, "small end")]
+    body = [text(LEFT, y, name, "strong"), text(WIDTH - LEFT, y, size, "small end")]
     for projection, part in cached(config):
         width = part.width * scale
         kind = f"{KINDS[projection][0]} {'whole' if part.shared else 'piece'}"
@@ -217,7 +205,7 @@ def rows() -> str:
     scale = (WIDTH - 2 * LEFT) / max(config.row.scalars for config in configs.values())
     body = [line for i, name in enumerate(configs) for line in block(name, configs[name], 24 + BLOCK * i, scale)]
     height = BLOCK * len(configs) + 62
-    return svg("What a token leaves in the cache of one layer", height, [*body, *legend(BLOCK * len(configs) + 24)])
+    return drawn("What a token leaves in the cache of one layer", height, [*body, *legend(BLOCK * len(configs) + 24)])
 
 
 # ---- how a decode kernel shares its work ----
@@ -229,7 +217,7 @@ SEQUENCES = ("value", "key", "latent", "rope")
 def shares() -> str:
     count = sum(TILES) + GAP * len(TILES)
     tile, x, top = (WIDTH - 2 * LEFT) / count, float(LEFT), 64
-    body = [text(LEFT, 22, "Tiles of all sequences on one line, in equal shares", "name")]
+    body = [text(LEFT, 22, "Tiles of all sequences on one line, in equal shares", "strong")]
     for i, (tiles, kind) in enumerate(zip(TILES, SEQUENCES, strict=True)):
         body.append(f'<rect class="file" x="{x:.1f}" y="{top}" width="{GAP * tile:.1f}" height="{BAR}"/>')
         x += GAP * tile
@@ -248,7 +236,7 @@ def shares() -> str:
     body.append(
         text(LEFT, 162, "at most one sequence that it does not begin, and one that it does not finish.", "small")
     )
-    return svg("How a decode kernel shares its work", 176, body)
+    return drawn("How a decode kernel shares its work", 176, body)
 
 
 def pages() -> dict[Path, str]:

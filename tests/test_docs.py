@@ -95,9 +95,10 @@ def test_what_is_held_against_the_pages():
 
 
 def test_curves_are_not_filled_in_either_theme(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs")
     monkeypatch.syspath_prepend(ROOT / "studies" / "pages")
-    style = import_module("pictures").STYLE
-    assert style.rindex(".line {") > style.rindex(".gva {"), "of equal rules the last one holds"
+    look = import_module("pictures").LOOK
+    assert re.search(r"polyline\.line[^{}]*{[^}]*fill: none", look), "a class alone gives way to the dark colours"
 
 
 def test_no_box_lies_on_another_and_no_arrow_runs_through_one():

@@ -8,16 +8,19 @@ A page is the file of its name beside this one. Prose is written there; whatever
 from __future__ import annotations
 
 import pathlib
+import sys
 
-import drawn
-import figures
 import jinja2
-import tables
 
 from gva.report.tables import fill
 
 HERE = pathlib.Path(__file__).parent
-DOCS = tables.ROOT / "docs"
+DOCS = HERE.parents[1] / "docs"
+sys.path.append(str(DOCS))
+
+import drawn  # noqa: E402
+import figures  # noqa: E402
+
 MADE = "\n<!-- Made by python studies/pages from studies/pages/{name}: change it there. -->\n"
 
 
@@ -32,7 +35,7 @@ def pages() -> dict[pathlib.Path, str]:
     for path in sorted(HERE.rglob("*.md")):
         name = path.relative_to(HERE).as_posix()
         found[DOCS / name] = written.get_template(name).render(known) + MADE.format(name=name)
-    readme = tables.ROOT / "README.md"
+    readme = DOCS.parent / "README.md"
     summary = written.get_template("README.table").render(known).strip()
     found[readme] = fill(readme.read_text(encoding="utf-8"), {"summary": summary})
     pictures = {DOCS / "results" / f"{name}.svg": picture for name, picture in drawn.all_of(known).items()}

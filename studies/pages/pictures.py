@@ -8,25 +8,25 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from xml.sax.saxutils import escape
+
+from svg import svg, text
 
 WIDTH, HEIGHT = 560, 320
 LEFT, RIGHT, TOP, BOTTOM = 56, 20, 34, 46
-STYLE = """
-  text { font: 13px sans-serif; fill: #1f2a36; } .strong { font-weight: bold; }
-  .small { font-size: 12px; fill: #4d5b69; }
-  .ground { fill: #f7f9fb; stroke: #c9d2db; } .grid { stroke: #dde3e9; } .zero { stroke: #7d8a98; stroke-width: 1.5; }
-  .gva { stroke: #c2410c; fill: #c2410c; } .gqa { stroke: #1d5fa8; fill: #1d5fa8; }
-  .mqa { stroke: #6655a0; fill: #6655a0; } .other { stroke: #6b7785; fill: #6b7785; }
-  text, text.gva, text.gqa, text.mqa, text.other { stroke: #f7f9fb; stroke-width: 4px; paint-order: stroke; }
-  @media (prefers-color-scheme: dark) {
-    text { fill: #e3e9ef; } .small { fill: #b3bfca; } .ground { fill: #161c23; stroke: #38434e; }
-    text, text.gva, text.gqa, text.mqa, text.other { stroke: #161c23; }
-    .grid { stroke: #2b343d; } .zero { stroke: #8896a4; }
-    .gva { stroke: #fb923c; fill: #fb923c; } .gqa { stroke: #6fb1f0; fill: #6fb1f0; }
-    .mqa { stroke: #b3a4e6; fill: #b3a4e6; } .other { stroke: #9aa7b4; fill: #9aa7b4; }
-  }
-  .line { fill: none; stroke-width: 2; } .band { stroke: none; opacity: 0.16; } .dash { stroke-dasharray: 5 4; }
+NAMED = "text, text.gva, text.gqa, text.mqa, text.other"
+LOOK = f"""
+  .zero {{ stroke: #7d8a98; stroke-width: 1.5; }}
+  .gva {{ stroke: #c2410c; fill: #c2410c; }} .gqa {{ stroke: #1d5fa8; fill: #1d5fa8; }}
+  .mqa {{ stroke: #6655a0; fill: #6655a0; }} .other {{ stroke: #6b7785; fill: #6b7785; }}
+  polyline.line, path.line, circle.line {{ fill: none; stroke-width: 2; }}
+  polygon.band {{ stroke: none; opacity: 0.16; }} .dash {{ stroke-dasharray: 5 4; }}
+  {NAMED} {{ stroke: #f7f9fb; stroke-width: 4px; paint-order: stroke; }}
+"""
+DARK_LOOK = f"""
+    .zero {{ stroke: #8896a4; }}
+    .gva {{ stroke: #fb923c; fill: #fb923c; }} .gqa {{ stroke: #6fb1f0; fill: #6fb1f0; }}
+    .mqa {{ stroke: #b3a4e6; fill: #b3a4e6; }} .other {{ stroke: #9aa7b4; fill: #9aa7b4; }}
+    {NAMED} {{ stroke: #161c23; }}
 """
 
 
@@ -73,19 +73,8 @@ def told(value: float, step: float) -> str:
     return f"{value:,.{digits}f}".replace("-", "−")
 
 
-def text(x: float, y: float, words: str, kind: str = "", anchor: str = "start") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" class="{kind}" text-anchor="{anchor}">{escape(words)}</text>'
-
-
 def framed(title: str, height: float, body: list[str]) -> str:
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" viewBox="0 0 {WIDTH} {height:g}" role="img">'
-        f"<title>{escape(title)}</title><style>{STYLE}</style>\n"
-        f'<rect class="ground" x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1:g}" rx="8"/>\n'
-        + text(14, 22, title, "strong")
-        + "\n".join(["", *body])
-        + "\n</svg>\n"
-    )
+    return svg(title, height, [text(14, 22, title, "strong"), *body], LOOK, DARK_LOOK, WIDTH)
 
 
 @dataclass(frozen=True)
@@ -107,12 +96,12 @@ class Axes:
             _, y = self.at(self.x[0], value)
             body.append(f'<path class="grid" d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}"/>')
             name = f"{2**value:,.0f}" if self.doubling else told(value, self.y[1] - self.y[0])
-            body.append(text(LEFT - 8, y + 4, name, "small", "end"))
+            body.append(text(LEFT - 8, y + 4, name, "small end"))
         for i, value in enumerate(self.x):
             x, _ = self.at(value, self.y[0])
             name = names[i] if names else told(value, self.x[1] - self.x[0])
-            body.append(text(x, HEIGHT - BOTTOM + 18, name, "small", "middle"))
-        body.append(text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 10, across, "small", "middle"))
+            body.append(text(x, HEIGHT - BOTTOM + 18, name, "small middle"))
+        body.append(text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 10, across, "small middle"))
         if self.y[0] < 0 < self.y[-1]:
             _, y = self.at(self.x[0], 0)
             body.append(f'<path class="zero" d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}"/>')
@@ -144,7 +133,7 @@ def curves(title: str, series: Sequence[Series], across: str, names: Sequence[st
     below = TOP + 4.0
     for one in sorted(series, key=end):
         below = max(end(one), below)
-        body.append(text(WIDTH - RIGHT - 4, below, one.name, one.kind, "end"))
+        body.append(text(WIDTH - RIGHT - 4, below, one.name, f"{one.kind} end"))
         below += 16
     return framed(title, HEIGHT, body)
 
@@ -167,16 +156,16 @@ def dots(title: str, rows: Sequence[Dot], across: str) -> str:
     for value in at:
         kind = "zero" if value == 0 else "grid"
         body.append(f'<path class="{kind}" d="M{x(value):.1f} {TOP}V{bottom}"/>')
-        body.append(text(x(value), bottom + 18, told(value, at[1] - at[0]), "small", "middle"))
+        body.append(text(x(value), bottom + 18, told(value, at[1] - at[0]), "small middle"))
     for i, row in enumerate(rows):
         y = TOP + 20 + pitch * i
-        body.append(text(left, y + 4, row.name, row.kind, "end"))
+        body.append(text(left, y + 4, row.name, f"{row.kind} end"))
         if row.low is not None and row.high is not None:
             body.append(f'<path class="line {row.kind}" d="M{x(row.low):.1f} {y}H{x(row.high):.1f}"/>')
             body.append(f'<circle class="{row.kind}" cx="{x(row.at):.1f}" cy="{y}" r="5"/>')
         for seed in row.seeds:
             body.append(f'<circle class="line {row.kind}" cx="{x(seed):.1f}" cy="{y}" r="4"/>')
-    body.append(text((left + WIDTH - RIGHT) / 2, bottom + 38, across, "small", "middle"))
+    body.append(text((left + WIDTH - RIGHT) / 2, bottom + 38, across, "small middle"))
     return framed(title, bottom + 48, body)
 
 
@@ -205,8 +194,8 @@ def plane(title: str, rows: Sequence[tuple[Dot, float]], across: str, line: tupl
         x, y = axes.at(place, row.at)
         left, top, right, bottom = _free(x, y, 7.2 * len(row.name), taken)
         taken.append((left, top, right, bottom))
-        side, at = ("start", left) if left > x else ("end", right)
-        body.append(text(at, bottom - 3, row.name, row.kind, side))
+        kind, at = (row.kind, left) if left > x else (f"{row.kind} end", right)
+        body.append(text(at, bottom - 3, row.name, kind))
     return framed(title, HEIGHT, body)
 
 

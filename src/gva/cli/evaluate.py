@@ -23,7 +23,10 @@ def add(commands: Any) -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"])
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="by default as saved")
     parser.add_argument("--batch-tokens", type=int, default=16384, help="tokens in a forward pass, at most")
-    parser.add_argument("--out", type=Path, help="a JSON file for all numbers")
+    parser.add_argument("--out", type=Path, help="a JSON file for all numbers, and which items were right")
+    parser.add_argument(
+        "--against", type=Path, help="such a file of another checkpoint: differences, paired over items"
+    )
     parser.add_argument("--record", action="store_true", help="also write the accuracies into the run's metrics.jsonl")
     parser.set_defaults(run=run)
 
@@ -32,6 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
     import torch
 
     from gva.data.publish import replace_section
+    from gva.evaluate.against import compare, read_answers, told
     from gva.evaluate.loading import check_data, find, load_model, load_tokenizer_of
     from gva.evaluate.results import average, differences, table
     from gva.evaluate.tasks import chosen_tasks
@@ -44,6 +48,9 @@ def run(arguments: argparse.Namespace) -> int:
     tasks = [] if arguments.tasks == "none" else chosen_tasks(arguments.tasks)
     if not tasks and not arguments.data:
         raise ValueError("--tasks none: leaves nothing to do without --data")
+    if arguments.against and (arguments.engine == "lm-eval" or not tasks):
+        raise ValueError("--against: compares the tasks of --engine own")
+    others = read_answers(arguments.against) if arguments.against else {}
     place = find(arguments.checkpoint)
     if arguments.record and (place.run is None or place.step is None or not tasks):
         raise ValueError("--record: needs a run's checkpoint with a known step, and --tasks")
@@ -60,6 +67,10 @@ def run(arguments: argparse.Namespace) -> int:
         report["results"] = {name: task.result for name, task in scored.items()}
         report["average"] = average(report["results"])
         print(table(report["results"]))
+        report["answers"] = {name: task.answers for name, task in scored.items() if task.answers}
+        if others:
+            report["against"] = {"file": str(arguments.against), **compare(report["answers"], others)}
+            print(told(compare(report["answers"], others), arguments.against.name))
         if arguments.engine == "both":
             report["lm_eval"] = {name: task.result for name, task in found["lm-eval"].items()}
             report["differences"] = differences(found["own"], found["lm-eval"])

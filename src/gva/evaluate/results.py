@@ -1,7 +1,7 @@
 """Loglikelihoods to accuracies: the numbers of a task, their average over tasks, a table."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ class Scored:
     result: dict[str, Any]  # acc, acc_norm, their standard errors, chance, items
     loglikelihoods: list[list[float]]  # of each item's choices, in nats
     pairs: list[list[tuple[str, str]]]  # the contexts and continuations that were scored
+    answers: dict[str, str] = field(default_factory=dict)  # which items were right, where the engine tells
 
 
 def summarise(task: Task, items: list[Item], found: list[list[float]]) -> dict[str, Any]:
@@ -31,7 +32,7 @@ def summarise(task: Task, items: list[Item], found: list[list[float]]) -> dict[s
         if metric == "acc_norm" and not task.normalised:
             summary |= {metric: None, f"{metric}_stderr": None}
             continue
-        right = [_is_right(item, scores, metric) for item, scores in zip(items, found, strict=True)]
+        right = [is_right(item, scores, metric) for item, scores in zip(items, found, strict=True)]
         summary |= {metric: sum(right) / len(right), f"{metric}_stderr": _standard_error(right)}
     chance = sum(1 / len(item.pairs) for item in items) / len(items)
     return summary | {"chance": chance, "items": len(items)}
@@ -43,7 +44,8 @@ def check_scores(task: str, found: list[list[float]]) -> None:
     check_finite(what, (x for item in found for x in item), "the model's weights are damaged, or its training diverged")
 
 
-def _is_right(item: Item, scores: list[float], metric: str) -> bool:
+def is_right(item: Item, scores: list[float], metric: str) -> bool:
+    """Whether the right choice is the likeliest, per character for acc_norm."""
     lengths = np.array(item.lengths if metric == "acc_norm" else [1] * len(scores), float)
     return int(np.argmax(np.array(scores) / lengths)) == item.gold
 

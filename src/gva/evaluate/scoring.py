@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from gva.data.batches import IGNORED
 from gva.errors import check
+from gva.evaluate.against import answers
 from gva.evaluate.encoding import Pack, collate, pack_items
 from gva.evaluate.results import Scored, summarise
 from gva.evaluate.tasks import Item, Task, items_of, load_rows
@@ -40,7 +41,8 @@ def evaluate(
         packs = pack_items(task, items, tokenizer, context, share)
         scores = loglikelihoods(packs, losses, model.device, batch_tokens, progress=task.name if progress else "")
         scored = by_item(items, scores)
-        found[task.name] = Scored(summarise(task, items, scored), scored, [item.pairs for item in items])
+        pairs, right = [item.pairs for item in items], answers(task, items, scored)
+        found[task.name] = Scored(summarise(task, items, scored), scored, pairs, right)
     return found
 
 
