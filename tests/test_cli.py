@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -167,14 +168,35 @@ def test_a_gpu_that_is_not_there_is_told_first(capsys, monkeypatch, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize("words", [["lr=-1"], ["--seed", "-1"], ["eps=nan"], ["--steps", "0"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "words", [["lr=-1"], ["--seed", "-1"], ["eps=nan"], ["--steps", "0"], ["length=999"]], ids=" ".join
+)
 @pytest.mark.parametrize("command", ["train", "compare"])
 def test_what_cannot_be_trained_leaves_nothing_behind(capsys, tmp_path, command, words):
     """So that the corrected command is not refused for another identity."""
     if command == "compare" and words[0] == "--seed":
         words = ["--seeds", "-1"]
     assert main([command, "--preset", "demo", "--out", str(tmp_path / "new"), *words]) == 2
-    assert "must " in capsys.readouterr().err
+    assert re.search("must |exceeds max_position_embeddings=256", capsys.readouterr().err)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--vocab-size", "-3"], "vocab_size=-3: must be at least 257"),
+        (["--vocab-size", "0"], "vocab_size=0: must be at least 257"),
+        (["--workers", "0"], "--workers=0: must be positive"),
+        (["--max-documents", "-1"], "--max-documents=-1: must be positive"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+@pytest.mark.parametrize("texts", [["corpus.txt"], []], ids=["a text", "the standard library"])
+def test_what_cannot_be_prepared_leaves_nothing_behind(capsys, tmp_path, texts, words, told):
+    (tmp_path / "corpus.txt").write_text("One.\n\nTwo.\n")
+    inputs = [str(tmp_path / name) for name in texts]
+    assert main(["data", "prepare", *inputs, "--out", str(tmp_path / "new"), *words]) == 2
+    assert told in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
 
 

@@ -3,14 +3,19 @@
 import inspect
 import re
 import runpy
+import shutil
+import subprocess
+import tomllib
 from importlib import import_module
 from pathlib import Path
 
 import pytest
+import yaml
 
 import gva
 
 ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 
 
@@ -149,6 +154,32 @@ def importable(name: str) -> object:
 def test_the_workflow_runs_what_must_hold():
     text = (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
     assert re.search(r"^\s+- run: \.ci/run$", text, re.MULTILINE)
+
+
+@pytest.mark.skipif(shutil.which("actionlint") is None, reason="no actionlint here")
+def test_the_workflow_is_one():
+    checked = subprocess.run(["actionlint"], cwd=ROOT, capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_what_is_cited_is_the_paper_and_this_version():
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert cited["version"] == project["version"] == gva.__version__
+    assert cited["license"] == project["license"]
+    paper = cited["preferred-citation"]
+    assert paper["url"] == project["urls"]["Paper"] == f"https://arxiv.org/abs/{paper['identifiers'][0]['value'][6:]}"
+    assert paper["title"] in " ".join(README.split())
+
+
+def test_what_contributing_names_is_there():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([\w-]+(?: [\w-]+)*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    known = {name for line in targets for name in line.split()}
+    assert set(re.findall(r"`make ([\w-]+)`", text)) <= known
+    paths = re.findall(r"`([\w.]+/[\w./]+)`", text)
+    assert len(paths) > 3
+    assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
 def test_the_code_of_the_kernels_page_runs(capsys):

@@ -34,6 +34,10 @@ PHI3 = {
     "num_attention_heads": 32, "num_key_value_heads": 32, "vocab_size": 32064, "max_position_embeddings": 4096,
     "sliding_window": 2047, "tie_word_embeddings": False, "auto_map": {"AutoConfig": "configuration_phi3.Phi3Config"},
 }  # fmt: skip
+PHI3_LONG = PHI3 | {
+    "max_position_embeddings": 131072, "original_max_position_embeddings": 4096, "sliding_window": 262144,
+    "rope_scaling": {"type": "longrope", "long_factor": [1.07] * 48, "short_factor": [1.1] * 48},
+}  # fmt: skip
 GEMMA2 = {  # says nothing of its embeddings, which are tied
     "model_type": "gemma2", "hidden_size": 3584, "intermediate_size": 14336, "num_hidden_layers": 42, "head_dim": 256,
     "num_attention_heads": 16, "num_key_value_heads": 8, "vocab_size": 256000, "max_position_embeddings": 8192,
@@ -58,6 +62,7 @@ PUBLISHED = {
     "Mistral-7B-v0.1": (MISTRAL, 7_241_732_096, 2048, {4096: 32}),
     "Mistral-7B-v0.3": (MISTRAL | {"vocab_size": 32768, "sliding_window": None}, 7_248_023_552, 2048, {}),
     "Phi-3-mini-4k": (PHI3, 3_821_079_552, 6144, {2047: 32}),
+    "Phi-3-mini-128k": (PHI3_LONG, 3_821_079_552, 6144, {262144: 32}),
     "Gemma-2-9B": (GEMMA2, 9_241_705_984, 4096, {4096: 21}),
     "Gemma-3-12B": (GEMMA3, 11_771e6, 4096, {1024: 40}),
 }

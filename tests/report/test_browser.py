@@ -89,7 +89,18 @@ def test_it_fits_a_narrow_window(opened):
     assert page.value("document.documentElement.scrollWidth") <= 390
     widths = page.value("[...document.querySelectorAll('.plot .main-svg')].map((s) => s.getBoundingClientRect().width)")
     assert 200 < min(widths) <= max(widths) < 390
+    tables = "[...document.querySelectorAll('.scroll')].map((part) => part.scrollWidth - part.clientWidth)"
+    assert set(page.value(tables)) == {0}, "no column has to be looked for sideways"
     assert page.errors == []
+
+
+def test_plots_outlive_a_moment_in_which_the_page_is_narrow(opened):
+    """As it is while a picture of it is taken, or it is printed: the window says so, with the width it always had."""
+    page, _ = opened
+    before = page.value(MARKS)
+    page.value("document.body.style.width = '40px', dispatchEvent(new Event('resize')), true")
+    page.value("new Promise((done) => setTimeout(done, 600)).then(() => { document.body.style.width = '' })")
+    assert page.value(MARKS) == before
 
 
 # For each plot the names that are drawn, whether one leaves the picture or stands on another, and the list below it.

@@ -71,6 +71,7 @@ def test_a_page_of_one_seed_speaks_of_no_deviations(tmp_path):
     for absent in ("deviation", "Student", "95%", "Thin lines", "±"):
         assert absent not in words(read(tmp_path / "report"))
         assert absent not in (tmp_path / "report" / "report.md").read_text()
+    assert "gqa (seed 0)" in words(read(tmp_path / "report"))
 
 
 def test_a_run_alone_has_its_curves_and_says_what_it_is(tmp_path):
@@ -113,10 +114,12 @@ def test_the_headline_is_before_what_rows_are_and_counts_agree(tmp_path):
                 write_run(tmp_path, name, seed, lost, variant="gva-drope-16" if fields else None, fields=fields)
     assert main(["report", str(tmp_path)]) == 0
     html = words(read(tmp_path / "report"))
-    assert html.count("not corrected for 3 comparisons") == 2
+    assert html.count("not corrected for 2 comparisons") == 2, "as many as there are intervals"
     assert "<h1>4 rows compared</h1>" in html
     assert "<summary>4 rows<" in html
-    assert "<b>no interval:</b> MLA</li>" in html
+    assert "<b>not ranked, for want of three seeds in common:</b> MLA</li>" in html
+    assert "Not ranked" not in html, "said once, after the headline"
+    assert {">3 (0 to 2)<", ">2 (0, 1)<"} <= set(re.findall(r'data-head="seeds"(>[^<]+<)', html))
     fast = "GVA, rotated slice: caches values of 2 groups, 32 wide, and a rotated key of 16. "
     assert html.index("nats of validation loss") < html.index(f"{fast}Not as GQA: map_lr 1.0 → 32.0.")
     assert "MLA: caches a latent of 64, and a rotated key of 16" in html
@@ -154,7 +157,7 @@ def test_decode_speed_stands_above_that_of_the_kernel(tmp_path):
     keep(write_run(tmp_path, "gva-drope-16", 0, 4.0), {**SPEED, "tokens_per_second": 1730.0})
     assert main(["report", str(tmp_path), "--decode-csv", str(DECODE)]) == 0
     section = read(tmp_path / "report").partition('<section id="decode-speed">')[2].partition("</section>")[0]
-    assert section.index("<td>1.73×</td>") < section.index('data-plot="decode"')
+    assert section.index(">1.73×</td>") < section.index('data-plot="decode"')
     assert (tmp_path / "report" / "decode.csv").is_file()
 
 

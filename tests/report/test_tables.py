@@ -105,6 +105,11 @@ def test_rows_that_share_too_few_seeds_are_named(tmp_path):
         write_run(tmp_path / "other", "gqa", seed, 4.0)
     write_run(tmp_path / "other", "mla", 7, 4.1)
     assert tables.caution(load([tmp_path / "other"])).startswith("Not ranked: MLA, ")
+    for row, seeds in (("gqa", 2), ("mla", 1), ("mqa", 2)):
+        for seed in range(seeds):
+            write_run(tmp_path / "few", row, seed, 4.0)
+    said = tables.caution(load([tmp_path / "few"]))
+    assert said.startswith("Not ranked: MQA, MLA, "), "not that there is one seed, where one row alone has one"
 
 
 def test_what_is_recorded_after_a_run_is_drawn_in_its_place(tmp_path):

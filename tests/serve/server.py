@@ -26,12 +26,22 @@ class Server:
     """`gva serve` on this machine alone, with these flags of vLLM's."""
 
     def __init__(self, folder, log, flags=TOY):
-        self.port, self.log = free_port(), log
-        self.url = f"http://127.0.0.1:{self.port}"
-        usual = f"--host 127.0.0.1 --port {self.port} --api-key {KEY} --served-model-name toy --generation-config vllm"
+        port = free_port()
+        usual = f"--host 127.0.0.1 --port {port} --api-key {KEY} --served-model-name toy --generation-config vllm"
+        self._start(["serve", str(folder), *usual.split(), *shlex.split(flags)], port, log)
+
+    @classmethod
+    def typed(cls, command, port, log):
+        """By a whole line, as somebody types it."""
+        server = cls.__new__(cls)
+        server._start(shlex.split(command)[1:], port, log)
+        return server
+
+    def _start(self, words, port, log):
+        self.log, self.url = log, f"http://127.0.0.1:{port}"
         environment = {k: v for k, v in os.environ.items() if k != "VLLM_ENABLE_V1_MULTIPROCESSING"}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "gva.cli", "serve", str(folder), *usual.split(), *shlex.split(flags)],
+            [sys.executable, "-m", "gva.cli", *words],
             stdout=log.open("w"),
             stderr=subprocess.STDOUT,
             env=environment,

@@ -45,9 +45,14 @@ def add(commands: Any) -> None:
 
 def _data_prepare(arguments: argparse.Namespace) -> int:
     from gva.data import prepare
+    from gva.errors import check
 
-    size = arguments.vocab_size or 16384
-    shared = {"tokenizer": arguments.tokenizer, "vocab_size": size, "end": arguments.end, "field": arguments.field}
+    for name in ("workers", "max_documents"):
+        value = getattr(arguments, name)
+        check(value is None or value > 0, f"--{name.replace('_', '-')}", value, "must be positive")
+    shared = {name: getattr(arguments, name) for name in ("tokenizer", "end", "field")}
+    if arguments.vocab_size is not None:
+        shared["vocab_size"] = arguments.vocab_size
     if arguments.separator is not None:
         shared["separator"] = arguments.separator.replace("\\n", "\n").replace("\\t", "\t")
     if arguments.dataset and arguments.inputs:
@@ -65,7 +70,7 @@ def _data_prepare(arguments: argparse.Namespace) -> int:
         shared |= {"valid": _files(arguments.valid or [], arguments.out), "workers": arguments.workers}
         index = prepare.prepare_files(_files(arguments.inputs, arguments.out), arguments.out, **shared)
     else:
-        index = prepare.prepare_standard_library(arguments.out, arguments.vocab_size or 2048)
+        index = prepare.prepare_standard_library(arguments.out, shared.get("vocab_size", 2048))
     counts = ", ".join(f"{tokens:,} {split} tokens" for split, tokens in index["tokens"].items())
     print(f"{arguments.out}: {counts}, vocabulary {index['vocab_size']:,}")
     return 0

@@ -10,6 +10,8 @@ from gva.errors import check, nearest
 
 CLOSE = 1e-3  # biases and further norms, which some families have, come to less than this part of all parameters
 SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+# How far positions reach changes no size, and some ways to do it look at numbers, which a model on no device lacks.
+ROTATION = ("rope_scaling", "rope_parameters")
 # What a family calls its own, where a reader wants the reason rather than the numbers that do not fit.
 KINDS = {
     "kv_lora_rank": "multi-head latent attention",
@@ -64,6 +66,7 @@ def _text_config(source: Mapping[str, Any], overrides: Mapping[str, Any]) -> Any
 
     nested = isinstance(source.get("text_config"), Mapping)
     merged = {**source["text_config"], **overrides} if nested else {**source, **overrides}
+    merged = {name: value for name, value in merged.items() if name not in ROTATION}
     given = {**source, "text_config": merged} if nested else merged
     kind = given.pop("model_type", None)
     why = f"transformers {__version__}, whose models say what is cached, has none of this name"

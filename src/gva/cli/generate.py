@@ -44,12 +44,14 @@ def run(arguments: argparse.Namespace) -> int:
     check(isinstance(model, GvaForCausalLM), "model_type", model.config.model_type, NOT_OURS)
     tokenizer = load_tokenizer_of(place, model.config.vocab_size, arguments.tokenizer)
     texts = arguments.prompt or [line.rstrip("\n") for line in sys.stdin if line.strip()]
-    longest = max((len(encoded(tokenizer, text)) for text in texts), default=1) + arguments.max_new_tokens
+    longest, new = max((len(encoded(tokenizer, text)) for text in texts), default=1), arguments.max_new_tokens
+    fits = longest + new <= (limit := model.config.max_position_embeddings)
+    check(fits, "--max-new-tokens", new, f"with a prompt of {longest} beyond the model's context of {limit} tokens")
     generator = PagedGenerator(
-        model, min(arguments.batch, max(1, len(texts))), longest, tokenizer=tokenizer, seed=arguments.seed,
+        model, min(arguments.batch, max(1, len(texts))), longest + new, tokenizer=tokenizer, seed=arguments.seed,
         temperature=arguments.temperature, top_k=arguments.top_k, top_p=arguments.top_p,
     )  # fmt: skip
     end = () if arguments.ignore_end else None
-    for text, said in zip(texts, generator.generate(texts, arguments.max_new_tokens, end), strict=True):
+    for text, said in zip(texts, generator.generate(texts, new, end), strict=True):
         print(text + (printable(said) if sys.stdout.isatty() else said), flush=True)
     return 0

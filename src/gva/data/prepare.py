@@ -25,10 +25,12 @@ from gva.data.holdout import HOLD_OUT, HoldOut, choose
 from gva.data.preparation import Preparation, named, sum_of
 from gva.data.shards import INDEX, Shard, ShardWriter, is_intact, read_record
 from gva.data.tokenizer import TextTokenizer, load_tokenizer, train_bpe
+from gva.errors import check
 from gva.run.atomic import staging_folder
 from gva.run.folder import locked
 
 DOING = "preparing data"
+BYTES = 256  # what a BPE begins with
 BATCH = 256, 2**19  # texts in a call into the tokenizer, and characters, at most
 STREAM_SHARD = 50_000  # documents per shard of a streamed dataset
 STREAM_SAMPLE = 100_000  # of its documents, for a BPE
@@ -44,6 +46,10 @@ class Settings:
     field: str = "text"
     separator: str | None = None
     hold_out: int = HOLD_OUT
+
+    def __post_init__(self) -> None:
+        least = BYTES + 1  # each of them, and the end of a text
+        check(self.vocab_size >= least, "vocab_size", self.vocab_size, f"must be at least {least}")
 
     def identity(self, given: TextTokenizer | None) -> dict[str, Any]:
         words = {name: getattr(self, name) for name in ("end", "field", "separator", "hold_out")}
@@ -180,6 +186,7 @@ def prepare_dataset(
 
 def prepare_standard_library(out: Path, vocab_size: int = 2048, progress: bool = True) -> dict[str, Any]:
     """The embedded default: the source of the standard library of the interpreter that runs this."""
+    how = Settings(vocab_size=vocab_size, hold_out=25)
     home = Path(sysconfig.get_paths()["stdlib"])
     skipped = {"site-packages", "test", "tests", "idle_test", "lib2to3", "__pycache__", "turtledemo"}
     files = [p for p in sorted(home.rglob("*.py")) if not skipped & set(p.relative_to(home).parts)]
@@ -188,7 +195,6 @@ def prepare_standard_library(out: Path, vocab_size: int = 2048, progress: bool =
     with locked(out, DOING), staging_folder(out) as scratch:
         joined = scratch / "source.jsonl"
         joined.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts if text.strip()))
-        how = Settings(vocab_size=vocab_size, hold_out=25)
         return _prepare_files([Input(joined, "train", 0)], out, how, 1, progress, source)
 
 

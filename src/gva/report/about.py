@@ -18,7 +18,7 @@ def rows_table(results: Results) -> Table:
         "parameters": lambda row: f"{cost.parameters(row.config)['total'] / 1e6:.1f}M",
         "learning rate": lambda row: f"{row.lr:g}",
         "warm-up": lambda row: f"{warmup(row):,}",
-        "seeds": lambda row: listed(row.seeds),
+        "seeds": lambda row: f"{len(row.seeds)} ({listed(row.seeds)})",
     }
     rows = [(row.name, False, [label(row.name), *(read(row) for read in columns.values())]) for row in results.rows]
     return Table(["", *columns], rows, text=(1,))

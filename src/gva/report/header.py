@@ -38,13 +38,14 @@ def headline(results: Results) -> ComparedRow | None:
 
 
 def header(results: Results) -> str:
-    caution = tables.caution(results)
+    told = _told(results)  # which names those that are not ranked, where others are
+    caution = "" if told else tables.caution(results)
     first, _, rest = caution.partition(": ")
     banner = f'<p class="banner"><b>{escape(first)}{":" if rest else ""}</b> {escape(rest)}</p>' if caution else ""
     return (
         f"<p class=kicker>Grouped Value Attention</p><h1>{escape(title(results))}</h1>"
         f"<p class=subtitle>{escape(subtitle(results))}</p>"
-        f"{banner}<div class=numbers>{_key_numbers(results)}</div>{_told(results)}"
+        f"{banner}<div class=numbers>{_key_numbers(results)}</div>{told}"
     )
 
 
@@ -103,8 +104,8 @@ def _told(results: Results) -> str:
         for verdict in said
         if (names := [label(name) for name, change in known.items() if tables.verdict(change) == verdict])
     )
-    items += f"<li><b>no interval:</b> {escape(', '.join(few))}</li>" if few else ""
-    return f'<ul class="told">{items}</ul><p class="note">At 95% {escape(tables.uncorrected(results))}.</p>'
+    items += f"<li><b>not ranked, for want of three seeds in common:</b> {escape(', '.join(few))}</li>" if few else ""
+    return f'<ul class="told">{items}</ul><p class="note">At 95% {escape(tables.uncorrected(known.values()))}.</p>'
 
 
 def legend(results: Results) -> str:

@@ -80,7 +80,7 @@
       const opacity = how === "quiet" ? 0.85 : how === "faint" ? 0.55 : 1;
       return { color: row === undefined ? colors.soft : colors[`row:${row}`], opacity, strong: how === "strong" };
     };
-    layout.height = Math.max(height, planned.height);
+    Object.assign(layout, { width: div.clientWidth, height: Math.max(height, planned.height) });
     layout.margin.r += planned.margin;
     if (card.clientWidth < 520 && layout.yaxis.categoryarray) categoriesInside(layout, colors);
     const view = Number(card.querySelector("[data-view][aria-pressed=true]")?.dataset.view ?? 0);
@@ -88,7 +88,7 @@
       layout[axis] = { ...layout[axis], range: views[view]?.[axis], autorange: !views[view]?.[axis] };
     div.style.height = `${layout.height}px`;
     const data = painted(seen(figure.data, crowded), colors);
-    await Plotly.react(div, data, layout, { responsive: true, displaylogo: false, displayModeBar: false, doubleClick: "reset+autosize" });
+    await Plotly.react(div, data, layout, { displaylogo: false, displayModeBar: false, doubleClick: "reset+autosize" });
     if (planned.told.length || figure.layout.levels?.length) {
       const added = labels.annotations(div, figure, planned, look);
       await Plotly.relayout(div, { annotations: [...layout.annotations, ...added] });

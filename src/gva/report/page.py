@@ -203,10 +203,14 @@ def _bars(results: Results) -> str:
 def _provenance(results: Results) -> str:
     facts = {
         "versions": "; ".join(sorted({", ".join(f"{k} {v}" for k, v in r.versions.items()) for r in results.runs})),
-        "runs": "; ".join(f"{row.name} (seeds {about.listed(row.seeds)})" for row in results.rows),
+        "runs": "; ".join(f"{row.name} {_seeds(row.seeds)}" for row in results.rows),
         "left out": ", ".join(results.unfinished) or "none",
     }
     return _list(facts)
+
+
+def _seeds(numbers: list[int]) -> str:
+    return f"({'seed' if len(numbers) == 1 else 'seeds'} {about.listed(numbers)})"
 
 
 def _list(facts: dict[str, str]) -> str:

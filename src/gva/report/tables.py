@@ -43,16 +43,14 @@ class Table:
             rest = "".join(self._cell(i, text) for i, text in enumerate(cells) if i)
             body.append(f'<tr{" class=seed" if seed else ""} data-row="{escape(row)}">{first}{rest}</tr>')
         note = f'<p class="note">{escape(self.note)}</p>' if self.note else ""
-        words = " class=words" if self.text else ""
-        table = f"<table{words}><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+        table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
         return f'<div class="scroll">{table}</div>{note}'
 
     def _cell(self, column: int, text: str) -> str:
-        """A cell of a table with words knows its header: on a narrow page it stands alone."""
+        """A cell knows its header: on a narrow page it stands alone."""
         if column in self.text:
             return f"<td class=text>{escape(text)}</td>"
-        head = f' data-head="{escape(self.header[column])}"' if self.text else ""
-        return f"<td{head}>{escape(text)}</td>"
+        return f'<td data-head="{escape(self.header[column])}">{escape(text)}</td>'
 
 
 def filled(header: list[str], rows: list[tuple[str, bool, list[str]]], note: str = "") -> Table:
@@ -155,8 +153,8 @@ def loss_table(results: Results) -> Table:
         note += f" Differences are {'paired by' if _deviations(results) else 'taken under the same'} seed."
     if judged:
         note += (
-            f" The interval is Student's at 95%, from three seeds on, {uncorrected(results)}. It covers the seeds, not "
-            "the choice of text."
+            f" The interval is Student's at 95%, from three seeds on, {uncorrected(found.values())}. It covers the "
+            "seeds, not the choice of text."
         )
     return filled([*header, "at 95%"] if judged else header, rows, note)
 
@@ -170,10 +168,10 @@ def _deviations(results: Results) -> str:
     return ", mean ± standard deviation over seeds" if any(len(row.runs) > 1 for row in results.rows) else ""
 
 
-def uncorrected(results: Results) -> str:
+def uncorrected(found: Iterable[Estimate | None]) -> str:
     """Intervals of many rows: some would leave out zero by chance."""
-    others = len(results.rows) - 1
-    return "for each row by itself" + (f", not corrected for {others} comparisons" if others > 1 else "")
+    count = sum(change is not None and change.interval is not None for change in found)
+    return "for each row by itself" + (f", not corrected for {count} comparisons" if count > 1 else "")
 
 
 def accuracy_table(results: Results) -> Table | None:
@@ -337,7 +335,7 @@ def caution(results: Results) -> str:
     others = [row for row in results.rows if row.name != results.baseline]
     seeds = {row.name: change.n if (change := results.against_baseline(row, valid_loss)) else 0 for row in others}
     few = [label(name) for name, count in seeds.items() if count < FEWEST]
-    if few and (len(few) < len(seeds) or not all(seeds.values())):
+    if few and (len(few) < len(seeds) or set(seeds.values()) not in ({1}, {2})):
         return (
             f"Not ranked: {', '.join(few)}, for want of three seeds in common with {label(results.baseline)}; "
             "differences are taken under one seed."

@@ -146,7 +146,10 @@ def build(
     changes, model = _split(overrides or {})
     if vocab_size is not None:
         model.setdefault("vocab_size", -(-vocab_size // 64) * 64)
-    return GvaConfig.preset(preset, variant=variant, **model), _recipe(RECIPES[preset], changes)
+    config, recipe = GvaConfig.preset(preset, variant=variant, **model), _recipe(RECIPES[preset], changes)
+    limit = config.max_position_embeddings
+    check(recipe.length <= limit, "length", recipe.length, f"exceeds max_position_embeddings={limit}")
+    return config, recipe
 
 
 def further(preset: str, overrides: dict[str, Any] | None = None) -> Recipe:
