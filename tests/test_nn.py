@@ -1,6 +1,7 @@
 """The layer for one's own model: against our model's, and its cache against a forward pass that re-reads all."""
 
 import itertools
+import re
 
 import pytest
 import torch
@@ -182,6 +183,12 @@ def test_its_state_comes_back(tmp_path, layer):
 def test_what_it_cannot_be_is_refused_by_name(arguments, told):
     with pytest.raises(ValueError, match=told):
         GroupedValueAttention(64, **arguments)
+
+
+@pytest.mark.parametrize("shape", [(5, 64), (2, 5, 32)])
+def test_an_input_of_another_shape_is_told(shape):
+    with pytest.raises(ValueError, match=rf"x={re.escape(str(shape))}: must be \[batch, tokens, 64\]"):
+        GroupedValueAttention(64, 4)(torch.randn(shape))
 
 
 def test_what_a_cache_is_not_for_is_refused():

@@ -133,6 +133,8 @@ class GroupedValueAttention(gva.GroupedValueAttention):
         positions: [S] or [B, S], by which the slice turns; by default 0, 1, ..., or on from what is cached. Which
             tokens a token sees follows their order alone.
         """
+        width = self.config.hidden_size
+        check(x.dim() == 3 and x.shape[-1] == width, "x", tuple(x.shape), f"must be [batch, tokens, {width}]")
         batch, count = x.shape[:2]
         if cache is None:
             at = torch.arange(count, device=x.device) if positions is None else positions

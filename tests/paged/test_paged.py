@@ -6,13 +6,13 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from torch._dynamo.testing import CompileCounter
-from transformers import PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from gva import VARIANTS, cost
 from gva.paged import attend
 from gva.paged.cache import LAYOUTS, OutOfPages, PagedCache
 from gva.paged.generator import PagedGenerator, run_layer
-from models import tiny_config, tiny_model, tokens
+from models import SIZE, tiny_config, tiny_model, tokens
 
 NEW = 7
 
@@ -143,6 +143,33 @@ def test_strings_are_answered_by_strings():
     assert generator.ends == {1}, "the tokenizer's, where the model names none"
     with pytest.raises(ValueError, match=r"prompt='a': is a string; give PagedGenerator a tokenizer"):
         PagedGenerator(model, 1, 20).generate(["a"], NEW)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "told"),
+    [
+        ("two words", "prompts='two words': is one string; give a list of them"),
+        ([1, 2], "prompt=1: must be a list of tokens, or a string"),
+        ([[1, SIZE["vocab_size"]]], rf"prompt=\[{SIZE['vocab_size']}\]: is no token of the model, which has 0 to"),
+        ([[-1]], r"prompt=\[-1\]: is no token of the model"),
+        ([[1.5]], r"prompt=\[1\.5\]: is no token of the model"),
+        ([[1], []], r"prompt 1=\[\]: must have at least one token"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else repr(value),
+)
+def test_what_is_no_prompt_is_told_before_anything_is_read(prompts, told):
+    """A token that the model does not have would end a process on a GPU; a string is letters, each of them a prompt."""
+    generator = PagedGenerator(tiny_model("gva-drope-16"), batch=2, max_tokens=20, page=4)
+    for call in (generator.generate, lambda *words: list(generator.stream(*words))):
+        with pytest.raises(ValueError, match=told):
+            call(prompts, NEW)
+    assert generator.generate(torch.tensor([[1, 2]]), 2) == generator.generate([[1, 2]], 2)
+
+
+def test_a_model_of_another_family_is_refused():
+    other = LlamaForCausalLM(LlamaConfig(vocab_size=16, hidden_size=32, intermediate_size=8, num_hidden_layers=1))
+    with pytest.raises(ValueError, match="model='LlamaForCausalLM': must be a GvaForCausalLM; gva import makes one"):
+        PagedGenerator(other, 1, 8)
 
 
 def test_streaming_and_a_reader_that_leaves():

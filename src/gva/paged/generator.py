@@ -24,9 +24,8 @@ from gva.paged.attend import Absorbed, Expanded, Gathered, InPlace, Stretch, att
 from gva.paged.cache import OutOfPages, PagedCache
 from gva.paged.pages import pages_of
 from gva.paged.sampling import Sampler
-from gva.paged.text import continuation, encoded
+from gva.paged.text import Prompt, continuation, listed, tokens_of
 
-Prompt = list[int] | str
 End = int | Iterable[int] | None
 
 
@@ -102,6 +101,8 @@ class PagedGenerator:
         self.sampler = Sampler(temperature, top_k, top_p, seed)
         check(prefill_tokens > 0, "prefill_tokens", prefill_tokens, "must be positive")
         self.prefill_tokens = prefill_tokens
+        ours = hasattr(getattr(model, "config", None), "layer_configs")
+        check(ours, "model", type(model).__name__, "must be a GvaForCausalLM; gva import makes one of a Llama's folder")
         self.model, self.config, self.tokenizer = model, model.config, tokenizer
         self.ends = ends_of(model, tokenizer)
         weight = model.lm_head.weight
@@ -125,7 +126,7 @@ class PagedGenerator:
     def generate(self, prompts: Iterable[Prompt], max_new_tokens: int, end: End = None) -> list[Any]:
         """What each prompt is continued with, in their order: new tokens, the end token last if it came; of a string
         the text that follows it, the end left out. `end` as in `stream`."""
-        prompts = list(prompts)
+        prompts = listed(prompts)
         ids = [self.encode(prompt) for prompt in prompts]
         results: list[Any] = [[] for _ in ids]
         ends = self._ends(end)
@@ -138,11 +139,7 @@ class PagedGenerator:
         return results
 
     def encode(self, prompt: Prompt) -> list[int]:
-        if isinstance(prompt, str):
-            rule = "is a string; give PagedGenerator a tokenizer, or give tokens"
-            check(self.tokenizer is not None, "prompt", prompt, rule)
-            return encoded(self.tokenizer, prompt)
-        return prompt
+        return tokens_of(prompt, self.tokenizer, self.config.vocab_size)
 
     def _ends(self, end: End) -> frozenset[int]:
         if end is None:
@@ -156,7 +153,7 @@ class PagedGenerator:
         `end`: the token, or tokens, that end a sequence; None: the model's own, () for none.
         One stream at a time: a second one is refused until the first has ended or was closed."""
         check(max_new_tokens > 0, "max_new_tokens", max_new_tokens, "must be positive")
-        ends, waiting = self._ends(end), deque(enumerate(map(self.encode, prompts)))
+        ends, waiting = self._ends(end), deque(enumerate(map(self.encode, listed(prompts))))
         for number, prompt in waiting:
             check(len(prompt) > 0, f"prompt {number}", prompt, "must have at least one token")
             total, limit = len(prompt) + max_new_tokens, self.max_tokens
