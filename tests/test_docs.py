@@ -99,6 +99,13 @@ def test_what_is_held_against_the_pages():
     assert [cell for cell in cells if cell] == ["a", "b \\| c"]
 
 
+def test_curves_are_not_filled_in_either_theme(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    monkeypatch.syspath_prepend(ROOT / "studies" / "pages")
+    look = import_module("pictures").LOOK
+    assert re.search(r"polyline\.line[^{}]*{[^}]*fill: none", look), "a class alone gives way to the dark colours"
+
+
 def test_no_box_lies_on_another_and_no_arrow_runs_through_one():
     drawn = runpy.run_path(str(ROOT / "docs" / "draw.py"))
     width, height = drawn["BOX_WIDTH"], drawn["BOX_HEIGHT"]

@@ -16,11 +16,12 @@ from gva.report.tables import fill
 
 HERE = pathlib.Path(__file__).parent
 DOCS = HERE.parents[1] / "docs"
-sys.path.append(str(DOCS))
+sys.path += [str(DOCS), str(DOCS.parent / "benchmarks")]
 
 import drawn  # noqa: E402
 import figures  # noqa: E402
 
+PARTS = {DOCS.parent / "README.md": "summary"}  # made of NAME.table
 MADE = "\n<!-- Made by python studies/pages from studies/pages/{name}: change it there. -->\n"
 
 
@@ -35,9 +36,9 @@ def pages() -> dict[pathlib.Path, str]:
     for path in sorted(HERE.rglob("*.md")):
         name = path.relative_to(HERE).as_posix()
         found[DOCS / name] = written.get_template(name).render(known) + MADE.format(name=name)
-    readme = DOCS.parent / "README.md"
-    summary = written.get_template("README.table").render(known).strip()
-    found[readme] = fill(readme.read_text(encoding="utf-8"), {"summary": summary})
+    for page, table in PARTS.items():
+        text = written.get_template(f"{page.stem}.table").render(known).strip()
+        found[page] = fill(page.read_text(encoding="utf-8"), {table: text})
     pictures = {DOCS / "results" / f"{name}.svg": picture for name, picture in drawn.all_of(known).items()}
     return found | pictures
 

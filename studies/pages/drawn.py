@@ -14,7 +14,7 @@ from gva import GvaConfig, cost
 from gva.study.results import ComparedRow
 from gva.study.statistics import FEWEST
 
-ABOVE = "nats above GQA at the end"
+ABOVE = "nats above GQA at the end, with 95% intervals"
 
 
 def kind(row: ComparedRow) -> str:
@@ -44,7 +44,7 @@ def list_of(title: str, rows: Any, names: list[str], peer: str, across: str = AB
 
 
 def frontier(rows: Any) -> str:
-    """Loss over cache; the dashed line is what mixing layers of MQA and GQA gives."""
+    """Loss over cache; the dashed line is what a mix of MQA and GQA would give if losses mixed as caches do."""
     shown = {"gqa": "GQA", "mqa": "MQA", "gva-two-groups": "GVA G=2, d_r 32", "gva-one-group": "GVA G=1, d_r 48",
              "mla": "MLA", "gta": "GTA"}  # fmt: skip
     there = [name for name in shown if name in rows]
@@ -52,8 +52,8 @@ def frontier(rows: Any) -> str:
         (dot(shown[name], rows[name], rows["gqa"]), cost.cache_scalars_per_token_per_layer(rows[name].config))
         for name in there
     ]
-    ends = [there.index("mqa"), there.index("gqa")]
-    return pictures.plane("Loss above GQA over what a token caches", found, "scalars per token and layer", ends)
+    ends = there.index("mqa"), there.index("gqa")
+    return pictures.plane("Nats above GQA over what a token caches", found, "scalars per token and layer", ends)
 
 
 def over_ranks(preset: str = "llama-8b", ranks: tuple[int, ...] = (1, 2, 4, 8)) -> str:
@@ -68,7 +68,7 @@ def over_ranks(preset: str = "llama-8b", ranks: tuple[int, ...] = (1, 2, 4, 8)) 
         config = GvaConfig.preset(preset, variant=variant)
         held = [cost.cache_scalars_per_token_per_layer(config, count) for count in ranks]
         series.append(Series(name, look, [Point(i, math.log2(size)) for i, size in enumerate(held)]))
-    title = "What a token caches on each GPU, the 8B shape"
+    title = "Scalars of a token on each GPU, a layer, the 8B shape"
     return pictures.curves(title, series, "tensor-parallel GPUs", [str(count) for count in ranks], doubling=True)
 
 
@@ -78,7 +78,7 @@ def growth(rows: Any) -> str:
         Series(name, look, [Point(step, tables.growth(rows[name], step)) for step in range(100, 1300, 100)])
         for name, look in shown.items()
     ]
-    return pictures.curves("Size of content keys beside values", series, "step")
+    return pictures.curves("Size of content keys over that of values, at 1e-3", series, "step")
 
 
 def recipes(at: Any) -> str:
@@ -93,13 +93,13 @@ def all_of(known: dict[str, Any]) -> dict[str, str]:
     return {
         "frontier": frontier(known["frontier_recipes"]),
         "over-ranks": over_ranks(),
-        "1-seeds": pictures.curves("GVA above GQA over training, eight seeds", lines, "step"),
+        "1-seeds": pictures.curves("Nats above GQA over training, eight seeds, 95% intervals", lines, "step"),
         "2-variants": list_of("Above GQA at 1e-3", small, tables.CLAIM, "gqa"),
         "3-recipes": recipes(known["at"]),
         "4-position": list_of("Above a slice of 16, two seeds", position, tables.POSITION, "gva-drope-16",
-                              "nats above gva-drope-16 at the end"),
+                              "nats above gva-drope-16 at the end, seed by seed"),
         "5-maps": list_of("Above GQA at 1e-3", small, ["gva-drope-16", *tables.MAPS, *tables.NORMS], "gqa"),
         "5-inside": growth(small),
-        "6-medium": pictures.curves("GVA above GQA over training, 112M, one seed",
+        "6-medium": pictures.curves("Nats above GQA over training, 112M, one seed",
                                     [gap("gva-drope-16", medium["gva-drope-16"], medium["gqa"])], "step"),
     }  # fmt: skip

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import statistics
 from collections.abc import Collection
 from typing import Any
 
+import measured
 import tables
 
 from gva import GvaConfig, cost
@@ -44,6 +44,14 @@ def apart(row: ComparedRow, peer: ComparedRow, seeds: Collection[int] | None = N
     return tables.apart(change(row, peer, seeds, step))
 
 
+def apart_at(results: Results, row: str, peer: str, lr: float) -> str:
+    """The same of two rows of a sweep at one rate."""
+    ours, theirs = (next(r for r in results.rates if (r.row, r.lr) == (name, lr)).loss for name in (row, peer))
+    found = paired(ours.values, theirs.values)
+    assert found is not None, f"{row} and {peer} share no seed at {lr}"
+    return tables.apart(found)
+
+
 def far(row: ComparedRow, peer: ComparedRow, seeds: Collection[int] | None = None) -> str:
     """The same without interval or sign."""
     return f"{abs(change(row, peer, seeds).mean):.3f}"
@@ -76,6 +84,12 @@ def scalars(row: ComparedRow | GvaConfig, ranks: int = 1) -> str:
     return f"{cost.cache_scalars_per_token_per_layer(config, ranks):g}"
 
 
+def fewer(row: ComparedRow, peer: ComparedRow) -> str:
+    """Parameters."""
+    ours, theirs = (cost.parameters(r.config)["total"] for r in (row, peer))
+    return f"{100 * (1 - ours / theirs):.1f}%"
+
+
 def saved(row: GvaConfig, peer: GvaConfig) -> str:
     ours, theirs = (cost.cache_scalars_per_token_per_layer(config) for config in (row, peer))
     return f"{100 * (1 - ours / theirs):.1f}%"
@@ -89,30 +103,26 @@ def task_change(ours: ComparedRow, theirs: ComparedRow) -> dict[str, str]:
     }
 
 
-def benchmarks(name: str, **wanted: Any) -> list[dict[str, str]]:
-    """The lines of a CSV of benchmarks/results that have these values."""
-    with (tables.ROOT / "benchmarks" / "results" / f"{name}.csv").open(newline="") as file:
-        return [row for row in csv.DictReader(file) if all(row[k] == str(v) for k, v in wanted.items())]
-
-
-def benchmark(name: str, **wanted: Any) -> dict[str, str]:
-    """The last of them."""
-    return benchmarks(name, **wanted)[-1]
+def attended() -> str:
+    """From the least to the most that attention gains over FlashAttention-3, at 1 GiB of cache and more."""
+    rows = [row for row in measured.last_run("decode") if row["suite"] == "large"]
+    gains = [float(row["speedup"]) for row in rows]
+    return f"{min(gains):.2f} to {max(gains):.2f}"
 
 
 def decoded(variant: str) -> str:
-    rows = benchmarks("end_to_end", variant=variant, batch=64, context=32768)
+    """Of a whole model, over GQA."""
+    at = {"variant": variant, "batch": "64", "context": "32768"}
+    rows = [row for row in measured.read("end_to_end") if all(row[name] == value for name, value in at.items())]
     return f"{float(rows[-1]['against_first']):.2f}x" if rows else "–"
 
 
 def served(variant: str) -> str:
-    """Against the better of GQA's settings, in the runs of docs/serving.md."""
-    load = {"requests": 256, "tokens_in": 8192, "tokens_out": 2048, "measure": "output_tokens_per_second"}
-    ours, theirs = (
-        [float(row["value"]) for row in benchmarks("serving", variant=name, commit="88d8d63", **load)]
-        for name in (variant, "gqa")
-    )
-    return f"{max(ours) / max(theirs):.2f}x" if ours else "–"
+    """Over GQA, each with the graphs that are best for it, as docs/serving.md has it."""
+    measure = "output_tokens_per_second"
+    runs = measured.served(measured.SERVED_AT)[1][measure, "256", "8192", "2048"]
+    ours, theirs = (measured.best_median(measure, runs, name) for name in (variant, "gqa"))
+    return f"{ours / theirs:.2f}x" if ours and theirs else "–"
 
 
 WORDS = ["none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
@@ -123,7 +133,10 @@ def known() -> dict[str, Any]:
     results = {name: report.load() for name, report in read_reports(tables.RESULTS / "reports.toml").items()}
     groups = {name.replace("small-", "").replace("-", "_"): Rows(found) for name, found in results.items()}
     at = {told: {n: row for n in tables.SWEPT if (row := tables.at_recipe(n, r))} for r, told in tables.RECIPES.items()}
-    functions = (decoded, served, apart, far, reach, percent, loss, above, scalars, saved, task_change, benchmark)
+    functions = (
+        apart, apart_at, far, reach, percent, loss, above,
+        scalars, fewer, saved, task_change, attended, decoded, served,
+    )  # fmt: skip
     return {
         **groups,
         "at": at,

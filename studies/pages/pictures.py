@@ -18,7 +18,8 @@ LOOK = f"""
   .zero {{ stroke: #7d8a98; stroke-width: 1.5; }}
   .gva {{ stroke: #c2410c; fill: #c2410c; }} .gqa {{ stroke: #1d5fa8; fill: #1d5fa8; }}
   .mqa {{ stroke: #6655a0; fill: #6655a0; }} .other {{ stroke: #6b7785; fill: #6b7785; }}
-  .line {{ fill: none; stroke-width: 2; }} .band {{ stroke: none; opacity: 0.16; }} .dash {{ stroke-dasharray: 5 4; }}
+  polyline.line, path.line, circle.line {{ fill: none; stroke-width: 2; }}
+  polygon.band {{ stroke: none; opacity: 0.16; }} .dash {{ stroke-dasharray: 5 4; }}
   {NAMED} {{ stroke: #f7f9fb; stroke-width: 4px; paint-order: stroke; }}
 """
 DARK_LOOK = f"""
@@ -168,16 +169,18 @@ def dots(title: str, rows: Sequence[Dot], across: str) -> str:
     return framed(title, bottom + 48, body)
 
 
-def plane(title: str, rows: Sequence[tuple[Dot, float]], across: str, line: Sequence[int] = ()) -> str:
+def plane(title: str, rows: Sequence[tuple[Dot, float]], across: str, line: tuple[int, int] | None = None) -> str:
     """Rows by a second number, names beside them; `line` joins two of them by a dashed one."""
     heights = [v for row, _ in rows for v in (row.at, row.low, row.high, *row.seeds) if v is not None]
     places = [place for _, place in rows]
     axes = Axes(ticks(min(places), max(places)), ticks(min(0.0, *heights), max(heights)))
     body = axes.drawn(across)
-    if line:
-        ends = joined([axes.at(rows[i][1], rows[i][0].at) for i in line])
-        body.append(f'<polyline class="line other dash" points="{ends}"/>')
     taken: list[tuple[float, float, float, float]] = []
+    if line:
+        first, last = (axes.at(rows[i][1], rows[i][0].at) for i in line)
+        body.append(f'<polyline class="line other dash" points="{joined([first, last])}"/>')
+        along = [tuple(a + (b - a) * i / 50 for a, b in zip(first, last, strict=True)) for i in range(51)]
+        taken += [(x - 4, y - 4, x + 4, y + 4) for x, y in along]
     for row, place in rows:
         x, y = axes.at(place, row.at)
         seeds = [axes.at(place, value)[1] for value in row.seeds]

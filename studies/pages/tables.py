@@ -21,6 +21,7 @@ from gva.study.statistics import FEWEST, Estimate, paired
 ROOT = pathlib.Path(__file__).parents[2]
 RESULTS = ROOT / "results"
 MOTION = RESULTS / "key-motion.csv"
+ZERO_SHOT, WHOLE = RESULTS / "conversion-zero-shot.csv", 384  # what the source caches
 MAPS = [f"maps-x{factor}" for factor in (2, 4, 8, 16, 32)]
 BEST = MAPS[-1]
 INIT = ["gva-baseline", "gva-variance-fixed", "gva-scale-matched"]
@@ -348,3 +349,23 @@ def ranks_table(preset: str, variants: Sequence[str], ranks: Sequence[int], memo
         lines.append([f"`{variant}`", *held, str(cost.largest_batch(config, context, memory))])
     fits = f"sequences of {context:,} in {memory / 2**30:g} GiB"
     return grid(["variant", *(f"{count} GPU{'s' * (count > 1)}" for count in ranks), fits], lines)
+
+
+def read_zero_shot() -> list[dict[str, str]]:
+    with ZERO_SHOT.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def zero_shot_table() -> str:
+    """What a conversion costs before healing, by target and cache; a column for each length of context."""
+    rows = [row for row in read_zero_shot() if row["to"] != "import"]
+    lengths = sorted({int(row["length"]) for row in rows})
+    lines = []
+    for to, cache in dict.fromkeys((row["to"], row["cache"]) for row in rows):
+        found = {int(row["length"]): row for row in rows if (row["to"], row["cache"]) == (to, cache)}
+        line = [f"`{to}`", cache, f"{100 * (1 - int(cache) / WHOLE):.0f}%", next(iter(found.values()))["slices"] or "–"]
+        for length in lengths:
+            row = found.get(length)
+            line.append(f"{signed(float(row['above']), 3)} ± {float(row['error']):.3f}" if row else "")
+        lines.append(line)
+    return grid(["target", "scalars", "saved", "slices", *(f"above the source, {n} tokens" for n in lengths)], lines)
