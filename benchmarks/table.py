@@ -298,6 +298,13 @@ def training_table() -> str:
     return "\n".join(lines)
 
 
+def prepare_table() -> str:
+    rows = last_run("prepare")
+    header = ["jsonl", "most memory", "time"]
+    lines = [[f"{float(r['mb']):.0f} MB, {r['form']}", f"{r['peak_mb']} MB", f"{r['seconds']} s"] for r in rows]
+    return markdown(header, lines, rows[-1])
+
+
 def checkpoint_table() -> str:
     rows = last_run("checkpoint")
     header = ["preset", "MiB", "written", "of that, checking", "read", "of that, checking"]
@@ -332,7 +339,7 @@ def pages() -> dict[pathlib.Path, str]:
             "without a GPU": cpu_table(),
         },
         "serving": {"serving": serving_table()},
-        "training": {"train": training_table(), "document mask": mask_table()},
+        "training": {"prepare": prepare_table(), "train": training_table(), "document mask": mask_table()},
         "reliability": {"faults": faults_table(), "checkpoint": checkpoint_table()},
     }
     found = {ROOT / "docs" / f"{name}.md": content for name, content in tables.items()}
