@@ -21,6 +21,7 @@ from gva.remote import SavedWithCode
 
 NOT_OURS = "not a checkpoint of this package; gva import takes it in, gva convert makes its cache smaller"
 ROPE_TYPES = ("default", "linear", "yarn", "llama3")
+MOST_LAYERS = 4096  # so that a number in a stranger's file cannot keep a command at work for ever
 
 # What a change of variant resets; everything else is the size of the model and stays.
 VARIANT_FIELDS = (
@@ -170,6 +171,8 @@ class GvaConfig(Shape, SavedWithCode, PreTrainedConfig):
             "max_position_embeddings",
         ):
             _check_positive(name, getattr(self, name))
+        layers = self.num_hidden_layers
+        check(layers <= MOST_LAYERS, "num_hidden_layers", layers, f"must be {MOST_LAYERS:,} at most")
         for name in ("num_value_groups", "value_head_dim", "rope_dim", "latent_dim"):
             if getattr(self, name) is not None:
                 _check_positive(name, getattr(self, name))

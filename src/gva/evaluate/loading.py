@@ -84,6 +84,17 @@ def _of_run(run: Path) -> Place:
     return Place(path_of(run / CHECKPOINTS, steps[-1]), run, steps[-1])
 
 
+def config_of(place: Place) -> Any:
+    """The config of the model, before any of its weights are read."""
+    from transformers import AutoConfig  # gva.model has registered ours with it
+
+    if (place.weights / "config.json").is_file():
+        verify_folder(place.weights)
+        return AutoConfig.from_pretrained(place.weights, **CODELESS)
+    assert place.run is not None
+    return GvaConfig.from_dict(read_run(place.run)["identity"]["model"])
+
+
 def load_model(place: Place, dtype: torch.dtype | None = None, device: str | None = None) -> Any:
     """The model, ready to score, in `dtype` or as it was saved, on `device` or a GPU if there is one."""
     from transformers import AutoModelForCausalLM  # gva.model has registered ours with it
@@ -102,7 +113,7 @@ def _from_training(place: Place) -> GvaForCausalLM:
     """The weights alone out of a training checkpoint."""
     assert place.run is not None
     identity = read_run(place.run)["identity"]
-    model = GvaForCausalLM(GvaConfig.from_dict(identity["model"]))
+    model = GvaForCausalLM(config_of(place))
     weights = {f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}
     read_checkpoint(place.weights, weights, identity, "give another of its run")
     return model
