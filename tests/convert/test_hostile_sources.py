@@ -48,6 +48,14 @@ def with_code(folder, made):
     )
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_layers_that_its_weights_do_not_have_are_not_made(family, source, tmp_path, capsys):
+    change(source / "config.json", model_type=family, num_hidden_layers=10**9)
+    assert main(["import", str(source), "--out", str(tmp_path / "out")]) == 2
+    assert "source: 1,000,000,000 layers in config.json, " in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_python_of_a_folder_is_not_run(source, tmp_path, capsys):
     with_code(source, tmp_path / "made")
     (source / "tokenizer.json").rename(

@@ -94,10 +94,22 @@ def test_a_checkpoint_of_another_run_or_step_is_refused(tmp_path, data, two_step
         ))  # fmt: skip
 
 
-@pytest.mark.parametrize("content", ["{}", "[]", '{"run": 1, "step": 8, "files": {"../x": ""}}', '{"files": 3}'])
+@pytest.mark.parametrize(
+    "content",
+    ["{}", "[]", '{"run": 1, "step": 8, "files": {"../x": ""}}', '{"files": 3}', '{"run": {}, "step": 8, "files": {}}'],
+)
 def test_a_record_that_is_none_is_refused(tmp_path, data, two_steps, content):
     with pytest.raises(CheckpointError, match="step-00000008: cannot be read"):
         resumed(data, two_steps, tmp_path, lambda f: (f / "step-00000008" / "checkpoint.json").write_text(content))
+
+
+def test_one_of_an_earlier_version_is_read_and_it_is_said_that_nothing_was_checked(tmp_path, data, two_steps, capsys):
+    resumed(data, two_steps, tmp_path / "checked", lambda folder: None)
+    assert "unchecked" not in capsys.readouterr().err
+    resumed(data, two_steps, tmp_path / "a", lambda folder: (folder / "step-00000008" / "checkpoint.json").unlink())
+    assert "step-00000008: of an earlier version, without checkpoint.json: read unchecked\n" in capsys.readouterr().err
+    weights = [(tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("checked", "a")]
+    assert weights[0] == weights[1]
 
 
 def test_a_folder_of_checkpoints_that_leads_away_is_not_written_into(tmp_path, data):

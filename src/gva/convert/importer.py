@@ -16,7 +16,7 @@ from gva.convert.source import Source, open_source
 from gva.model import GvaForCausalLM
 from gva.run.atomic import new_folder
 from gva.run.files import FolderError
-from gva.weights import INDEX, WEIGHTS
+from gva.weights import INDEX, WEIGHTS, write_sums
 
 SHARD_BYTES = 4 * 2**30  # what is in memory at a time
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
@@ -34,6 +34,7 @@ def import_checkpoint(path: Path, out: Path, dtype: torch.dtype | None = None) -
     config.architectures, config.dtype = [GvaForCausalLM.__name__], dtype or source.dtype
     with new_folder(out) as folder:
         _write(folder, (_cast(source, name, config.dtype) for name in tqdm(names, disable=not sys.stderr.isatty())))
+        write_sums(folder)
         config.save_pretrained(folder)
         has_tokenizer = source.save_companions(folder)
     return config, has_tokenizer

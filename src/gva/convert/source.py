@@ -57,10 +57,10 @@ class Folder:
         named = stored.get("dtype") or stored.get("torch_dtype")
         if named not in (None, *_DTYPES):
             raise FolderError(f"{path / 'config.json'}: dtype={named!r}: must be one of {list(_DTYPES)}")
+        verify_folder(path)
         # Of a family that we know, transformers fills in what the file leaves to its defaults.
         known = stored.get("model_type") in FAMILIES
         self.config = AutoConfig.from_pretrained(path, **CODELESS).to_dict() if known else stored
-        verify_folder(path)
         self.files: dict[str, Path] = {}
         self.shapes = {}
         kinds = {}
