@@ -6,7 +6,7 @@ import json
 import os
 import struct
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from gva.run.atomic import staging_folder
@@ -77,10 +77,11 @@ def write_sums(folder: Path) -> None:
     (folder / SUMS).write_text(json.dumps({"files": files}, indent=2) + "\n")
 
 
-def is_whole(folder: Path) -> bool:
-    """Whether a checkpoint has its config and all of its weights, none of them cut short."""
+def is_whole(folder: Path, unchanged: bool = False) -> bool:
+    """Whether a checkpoint has its config and all of its weights, none of them cut short, or not even a bit changed."""
     try:
-        verify_folder(folder)
+        with verified(folder) if unchanged else nullcontext():
+            verify_folder(folder)
         weights = shards_of(folder) or (folder / WEIGHTS).is_file()
         return bool(read_object(folder / CONFIG, "")) and bool(weights)
     except (OSError, FolderError):

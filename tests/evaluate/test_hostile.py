@@ -70,7 +70,8 @@ def test_no_kernel_is_fetched_that_a_config_names(folder, text, tmp_path):
 
 def test_no_pickle_is_read_as_weights(folder, text, capsys):
     weights = tiny_model("gva-drope-16", torch.float32, vocab_size=2048).state_dict()
-    (folder / "model.safetensors").unlink()
+    for name in ("model.safetensors", "model.sums.json"):
+        (folder / name).unlink()
     torch.save(weights, folder / "pytorch_model.bin")
     for words in (["eval", folder, "--tasks", "none", "--data", text], ["generate", folder, "--prompt", "a"]):
         assert "no file named model.safetensors" in refused(*words, capsys=capsys)

@@ -155,6 +155,8 @@ def test_a_model_that_gives_no_numbers_gets_no_accuracies(trained, text, files, 
     assert evaluate(broken, "--tasks", "none", "--data", text, out=tmp_path / "a.json")[0] == 2
     assert f"the validation loss is {told}" in capsys.readouterr().err
     assert not (tmp_path / "a.json").exists()
+    assert main(["generate", str(broken), "--prompt", "a", "--device", "cpu"]) == 2
+    assert "broken: weights that are not numbers; train again" in capsys.readouterr().err
 
 
 def test_a_checkpoint_away_from_its_run_is_told(trained, tmp_path, capsys):

@@ -22,7 +22,7 @@ from gva.run.files import read_object, remove, subfolder
 from gva.run.folder import CHECKPOINTS, contradictions
 from gva.run.ranks import Ranks
 from gva.run.storage import LIST, Reader, Writer
-from gva.run.sums import comparing
+from gva.run.sums import checksum, comparing
 
 UNFINISHED = ".unfinished"
 _NAME = re.compile("step-[0-9]{8,}")
@@ -145,8 +145,9 @@ def read_checkpoint(
         if told := next(filter(None, (one for kind in zip(*wrong, strict=True) for one in kind)), ""):
             raise CheckpointError(f"{path}: cannot be read ({told}); {advice}")
 
+    reader = Reader(path)
     told, files = _recorded(path, identity)
-    refuse(told)
+    refuse(told or _unlisted(reader, dict(files).get(LIST)))
     if not files and rank == 0:
         print(f"{path}: of an earlier version, without {RECORD}: read unchecked", file=sys.stderr, flush=True)
     failed = ""
@@ -154,7 +155,7 @@ def read_checkpoint(
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                dcp.load(state, storage_reader=Reader(path), process_group=group, no_dist=group is None)
+                dcp.load(state, storage_reader=reader, process_group=group, no_dist=group is None)
         except (Exception, CheckpointException) as error:
             failed = _reason(error)
     refuse(changed.result(), failed)
@@ -177,6 +178,16 @@ def _recorded(path: Path, identity: dict[str, Any]) -> tuple[str, list[tuple[str
         return f"{RECORD} has no sum of {min(unknown)}", []
     told = "; ".join(f"{name}: {theirs!r} -> {ours!r}" for name, (theirs, ours) in changed.items())
     return f"of another run: {told}" if told else "", files
+
+
+def _unlisted(reader: Reader, known: str | None) -> str:
+    """What is wrong with the list of what a checkpoint holds, looked at before the library meets it."""
+    try:
+        if known is not None and checksum(Path(reader.path) / LIST) != known:
+            return f"{LIST} is not what was written"
+        return "" if reader.listed else LIST
+    except (ValueError, OSError) as error:
+        return _reason(error)
 
 
 def _reason(error: BaseException) -> str:

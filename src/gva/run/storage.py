@@ -5,6 +5,7 @@ such a list and makes nothing else, and the list may name tensors in files of th
 """
 
 import pickle
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -50,8 +51,12 @@ class Writer(FileSystemWriter):
 
 
 class Reader(FileSystemReader):
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+    @cached_property
+    def listed(self) -> Metadata:
         return read_list(Path(self.path))
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        return self.listed
 
 
 def read_list(folder: Path) -> Metadata:

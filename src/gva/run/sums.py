@@ -42,6 +42,8 @@ def _compared(folder: Path, files: list[tuple[str, str]], source: Path) -> str:
         for name, told in files:
             if checksum(inside(folder, name, source)) != told:
                 return f"{name} is not what was written"
+    except FileNotFoundError:
+        return f"{name} is missing"
     except (OSError, FolderError) as error:
         return str(error)
     return ""
