@@ -32,7 +32,7 @@ from gva.attention.rope import Rotation, Turns
 from gva.caches import SideBySide
 from gva.config import GvaConfig, check_ranks, refuse_misspelt
 from gva.remote import Registered
-from gva.weights import replacing, verified
+from gva.weights import AS_DATA, misfits, replacing, shapes_of, verified, verify_folder
 
 
 class FeedForward(nn.Module):
@@ -301,3 +301,27 @@ class GvaForCausalLM(GvaPreTrainedModel, GenerationMixin):
 AutoConfig.register(GvaConfig.model_type, GvaConfig, exist_ok=True)
 AutoModel.register(GvaConfig, GvaModel, exist_ok=True)
 AutoModelForCausalLM.register(GvaConfig, GvaForCausalLM, exist_ok=True)
+
+
+_HEAD = "lm_head.weight"
+
+
+def shapes_for(config: GvaConfig) -> dict[str, tuple[int, ...]]:
+    """Of the tensors that a folder of such a model holds, by their names."""
+    with torch.device("meta"):
+        made = GvaForCausalLM(config).state_dict()
+    tied = config.tie_word_embeddings
+    return {name: tuple(tensor.shape) for name, tensor in made.items() if not (tied and name == _HEAD)}
+
+
+def load_whole(folder: Path, config: GvaConfig | None = None, **how: Any) -> GvaForCausalLM:
+    """As `from_pretrained`, of a folder that may be a stranger's: refused where its tensors are not those that its
+    config calls for, of which transformers would draw some anew."""
+    verify_folder(folder)
+    config = config or GvaConfig.from_pretrained(folder)
+    held = shapes_of(folder)
+    if config.tie_word_embeddings:
+        held.pop(_HEAD, None)
+    if wrong := misfits(shapes_for(config), held):
+        raise OSError(f"{folder}: its weights are not those of its config: {wrong}; copy the checkpoint again")
+    return GvaForCausalLM.from_pretrained(folder, config=config, **{**AS_DATA, **how})

@@ -40,7 +40,7 @@ def verify_folder(folder: str | os.PathLike) -> None:
             )
     else:
         names = [WEIGHTS] if (folder / WEIGHTS).is_file() else []
-    tensors = sum(verify_shard(folder / name) for name in names)
+    tensors = sum(len(verify_shard(folder / name)) for name in names)
     if names and (folder / CONFIG).is_file():
         layers = read_object(folder / CONFIG, "copy the checkpoint again").get("num_hidden_layers")
         if isinstance(layers, int) and layers > tensors:  # to make them all would take for ever
@@ -97,12 +97,29 @@ def fingerprint(config: bytes, files: Iterable[Path]) -> str:
     return digest.hexdigest()[:16]
 
 
-def verify_shard(path: Path) -> int:
-    """Compare a shard's size with what its own header announces; reads the header alone. Returns how many tensors it
-    has."""
+def shapes_of(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Of every tensor in a folder, by its name."""
+    files = [folder / name for name in shards_of(folder) or [WEIGHTS]]
+    if not files[0].is_file():
+        raise FileNotFoundError(f"{folder}: no file named {files[0].name}; copy the weights beside {CONFIG}")
+    return {name: shape for file in files for name, shape in verify_shard(file).items()}
+
+
+def misfits(wanted: dict[str, tuple[int, ...]], held: dict[str, tuple[int, ...]]) -> str:
+    """What tensors that are held have instead of names and shapes that are wanted; nothing where they are the same."""
+    wrong = [f"{name} is missing" for name in wanted if name not in held]
+    wrong += [f"{name} has no place in such a model" for name in held if name not in wanted]
+    shaped = {name: shape for name, shape in wanted.items() if held.get(name, shape) != shape}
+    wrong += [f"{name} has the shape {held[name]}, not {shape}" for name, shape in shaped.items()]
+    return "; ".join(wrong[:3]) + (f", and {len(wrong) - 3} more" if len(wrong) > 3 else "")
+
+
+def verify_shard(path: Path) -> dict[str, tuple[int, ...]]:
+    """Compare a shard's size with what its own header announces; reads the header alone. Returns the shapes of its
+    tensors."""
     size = path.stat().st_size
     expected: int | None = None
-    ends: list[int] = []
+    shapes: dict[str, tuple[int, ...]] = {}
     with path.open("rb") as file:
         prefix = file.read(8)
         if len(prefix) == 8:
@@ -110,7 +127,9 @@ def verify_shard(path: Path) -> int:
             if 8 + header_size <= size:
                 try:
                     header = json.loads(file.read(header_size))
-                    ends = [entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__"]
+                    entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+                    shapes = {name: tuple(entry["shape"]) for name, entry in entries.items()}
+                    ends = (entry["data_offsets"][1] for entry in entries.values())
                     expected = 8 + header_size + max(ends, default=0)
                 except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
                     expected = None
@@ -118,7 +137,19 @@ def verify_shard(path: Path) -> int:
         raise OSError(f"{path}: {size} bytes, not a whole safetensors file; copy the checkpoint again")
     if size != expected:
         raise OSError(f"{path}: {size} bytes where its header announces {expected}; copy the checkpoint again")
-    return len(ends)
+    return shapes
+
+
+@contextmanager
+def told(folder: Path) -> Iterator[None]:
+    """What a folder that may be a stranger's makes transformers stumble over, in one line."""
+    try:
+        yield
+    except (OSError, ValueError):
+        raise
+    except Exception as error:
+        what = " ".join(f"{type(error).__name__}: {error}".split())
+        raise OSError(f"{folder}: cannot be loaded ({what}); copy it again") from error
 
 
 @contextmanager

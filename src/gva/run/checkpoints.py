@@ -130,6 +130,15 @@ def step_of(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 
 
+def shapes_in(path: Path, advice: str) -> dict[str, tuple[int, ...]]:
+    """Of the tensors that a checkpoint lists, by their names."""
+    try:
+        listed: dict[str, Any] = Reader(path).listed.state_dict_metadata
+        return {name: tuple(held.size) for name, held in listed.items()}
+    except (ValueError, OSError) as error:
+        raise CheckpointError(f"{path}: cannot be read ({_reason(error)}); {advice}") from error
+
+
 def read_checkpoint(
     path: Path, state: dict[str, Tensor], identity: dict[str, Any], advice: str, group: dist.ProcessGroup | None = None
 ) -> None:
