@@ -264,6 +264,13 @@ def power_table() -> str:
     return grid(["power", "samples", "median", "median clock", "power cap active"], table)
 
 
+def prepare_table() -> str:
+    rows = last_run("prepare")
+    header = ["jsonl", "most memory", "time"]
+    lines = [[f"{float(r['mb']):.0f} MB, {r['form']}", f"{r['peak_mb']} MB", f"{r['seconds']} s"] for r in rows]
+    return markdown(header, lines, rows[-1])
+
+
 def checkpoint_table() -> str:
     rows = last_run("checkpoint")
     header = ["preset", "MiB", "written", "of that, checking", "read", "of that, checking"]
@@ -301,6 +308,7 @@ def tables() -> dict[str, dict[str, str]]:
             "capacity": capacity_table(),
             "without a GPU": cpu_table(),
         },
+        "data": {"prepare": prepare_table()},
         "kernel-design": {"fp8 error": fp8_table()},
         "serving": {"found": asked.found_served(), "asked": asked.table(asked.serving())},
         "serving-tables": {"serving": serving_table(SERVED_AT), "serving later": serving_table(SERVED_LATER)},

@@ -110,6 +110,7 @@ def test_widths():
         ({"attention": "mqa", "num_value_groups": 4}, r"num_value_groups=4: mqa has one group"),
         ({"attention": "gta", "rope_dim": 16}, r"rope_dim=16: gta has value_head_dim / 2 = 32"),
         ({"attention": "gqa", "value_head_dim": 33}, r"value_head_dim=33: must be even"),
+        ({"num_hidden_layers": 10**9}, r"num_hidden_layers=1000000000: must be 4,096 at most"),
         ({"hidden_size": 0}, r"hidden_size=0: must be a positive integer"),
         ({"hidden_size": "1024"}, r"hidden_size='1024': must be a positive integer"),
         ({"hidden_size": 1000}, r"hidden_size=1000: must be divisible by num_attention_heads=16"),

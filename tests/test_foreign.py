@@ -135,6 +135,8 @@ def test_fewer_heads_against_the_checkpoint_as_it_is(tmp_path, capsys):
         ({"model_type": "recurrent_gemma"}, "layer 0 caches no keys and values of a token, not [1, 10, 1, 256]"),
         ({"model_type": "starcoder2"}, "transformers' model has 3,030.4M parameters; attention, gated feed-forward"),
         ({"model_type": "novel"}, "model_type='novel': transformers 5"),
+        (LLAMA | {"num_hidden_layers": 10**9}, "num_hidden_layers=1000000000: must be 4,096 at most"),
+        (LLAMA | {"model_type": "qwen2", "num_hidden_layers": 10**9}, "num_hidden_layers=1000000000: must be 4,096"),
         ({"hidden_size": 64}, "model_type=None: transformers 5"),
         (LLAMA | {"num_attention_heads": "32"}, "model_type='llama': Validation error for field 'num_attention_heads'"),
     ],

@@ -21,6 +21,7 @@ from gva.remote import SavedWithCode
 
 NOT_OURS = "not a checkpoint of this package; gva import takes it in, gva convert makes its cache smaller"
 ROPE_TYPES = ("default", "linear", "yarn", "llama3")
+MOST_LAYERS = 4096  # so that a number in a stranger's file cannot keep a command at work for ever
 
 # What a change of variant resets; everything else is the size of the model and stays.
 VARIANT_FIELDS = (
@@ -170,6 +171,8 @@ class GvaConfig(Shape, SavedWithCode, PreTrainedConfig):
             "max_position_embeddings",
         ):
             _check_positive(name, getattr(self, name))
+        layers = self.num_hidden_layers
+        check(layers <= MOST_LAYERS, "num_hidden_layers", layers, f"must be {MOST_LAYERS:,} at most")
         for name in ("num_value_groups", "value_head_dim", "rope_dim", "latent_dim"):
             if getattr(self, name) is not None:
                 _check_positive(name, getattr(self, name))
@@ -272,8 +275,9 @@ class GvaConfig(Shape, SavedWithCode, PreTrainedConfig):
                 f"config.json has fields that GvaConfig does not know: {hints}; kept as they are",
                 stacklevel=2,
             )
-        # Where a folder's classes are is a fact of that folder: the next one says it for itself.
-        given = {k: v for k, v in config_dict.items() if k in known and k != "auto_map"}
+        # Where a folder's classes are is a fact of that folder: the next one says it for itself. Which kernel attends
+        # is for whoever loads it to say: a stranger's could be one to fetch.
+        given = {k: v for k, v in config_dict.items() if k in known - {"auto_map", "attn_implementation"}}
         # Overrides go through the constructor, so that they are resolved and checked like any other value.
         ours = {f.name for f in fields(cls)} - {"dtype"}
         given = _overridden(given, {k: kwargs.pop(k) for k in list(kwargs) if k in ours})
@@ -282,7 +286,8 @@ class GvaConfig(Shape, SavedWithCode, PreTrainedConfig):
         loaded = super().from_dict(given, **kwargs)
         config = loaded[0] if isinstance(loaded, tuple) else loaded
         for name, value in unknown.items():
-            setattr(config, name, value)
+            if not name.startswith("_"):  # transformers' own: a kernel to fetch, say
+                setattr(config, name, value)
         return loaded
 
 

@@ -2,7 +2,9 @@
 
 import os
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,7 +32,7 @@ from gva.attention.rope import Rotation, Turns
 from gva.caches import SideBySide
 from gva.config import GvaConfig, check_ranks, refuse_misspelt
 from gva.remote import Registered
-from gva.weights import replacing, verify_folder
+from gva.weights import AS_DATA, misfits, replacing, shapes_of, verified, verify_folder
 
 
 class FeedForward(nn.Module):
@@ -101,15 +103,16 @@ class GvaPreTrainedModel(Registered, PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
-        """As in transformers; a local folder is first checked for missing and truncated shards, and a tensor-
-        parallel plan for groups that cannot be split."""
+        """As in transformers; a local folder is checked for shards that are missing, truncated or not what was
+        written, and a tensor-parallel plan for groups that cannot be split."""
         refuse_misspelt(kwargs)
-        if pretrained_model_name_or_path is not None and os.path.isdir(pretrained_model_name_or_path):
-            verify_folder(os.path.join(pretrained_model_name_or_path, kwargs.get("subfolder") or ""))
         if kwargs.get("tp_plan") is not None:
             config = kwargs.get("config") or cls.config_class.from_pretrained(pretrained_model_name_or_path)
             check_ranks(config, int(os.environ.get("WORLD_SIZE", "1")))
-        return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+        local = pretrained_model_name_or_path is not None and os.path.isdir(pretrained_model_name_or_path)
+        folder = os.path.join(pretrained_model_name_or_path or "", kwargs.get("subfolder") or "")
+        with verified(Path(folder)) if local else nullcontext():
+            return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
         """As in transformers, but the files appear only once all of them are written."""
@@ -298,3 +301,27 @@ class GvaForCausalLM(GvaPreTrainedModel, GenerationMixin):
 AutoConfig.register(GvaConfig.model_type, GvaConfig, exist_ok=True)
 AutoModel.register(GvaConfig, GvaModel, exist_ok=True)
 AutoModelForCausalLM.register(GvaConfig, GvaForCausalLM, exist_ok=True)
+
+
+_HEAD = "lm_head.weight"
+
+
+def shapes_for(config: GvaConfig) -> dict[str, tuple[int, ...]]:
+    """Of the tensors that a folder of such a model holds, by their names."""
+    with torch.device("meta"):
+        made = GvaForCausalLM(config).state_dict()
+    tied = config.tie_word_embeddings
+    return {name: tuple(tensor.shape) for name, tensor in made.items() if not (tied and name == _HEAD)}
+
+
+def load_whole(folder: Path, config: GvaConfig | None = None, **how: Any) -> GvaForCausalLM:
+    """As `from_pretrained`, of a folder that may be a stranger's: refused where its tensors are not those that its
+    config calls for, of which transformers would draw some anew."""
+    verify_folder(folder)
+    config = config or GvaConfig.from_pretrained(folder)
+    held = shapes_of(folder)
+    if config.tie_word_embeddings:
+        held.pop(_HEAD, None)
+    if wrong := misfits(shapes_for(config), held):
+        raise OSError(f"{folder}: its weights are not those of its config: {wrong}; copy the checkpoint again")
+    return GvaForCausalLM.from_pretrained(folder, config=config, **{**AS_DATA, **how})

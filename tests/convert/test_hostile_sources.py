@@ -48,6 +48,22 @@ def with_code(folder, made):
     )
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_layers_that_its_weights_do_not_have_are_not_made(family, source, tmp_path, capsys):
+    change(source / "config.json", model_type=family, num_hidden_layers=10**9)
+    assert main(["import", str(source), "--out", str(tmp_path / "out")]) == 2
+    assert "source: 1,000,000,000 layers in config.json, " in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_config_that_contradicts_itself_is_told_in_one_line(source, tmp_path, capsys):
+    change(source / "config.json", model_type="qwen2", layer_types=["full_attention"] * 7)
+    assert main(["import", str(source), "--out", str(tmp_path / "out")]) == 2
+    told = capsys.readouterr().err
+    assert "source: cannot be loaded (StrictDataclass" in told
+    assert told.count("\n") == 1
+
+
 def test_python_of_a_folder_is_not_run(source, tmp_path, capsys):
     with_code(source, tmp_path / "made")
     (source / "tokenizer.json").rename(

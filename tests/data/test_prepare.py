@@ -5,10 +5,14 @@ import io
 import json
 import lzma
 import os
+import random
 import signal
 import subprocess
 import sys
 import time
+import tracemalloc
+from contextlib import nullcontext
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +21,7 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from gva.cli import main
-from gva.data.documents import DataError, read_documents
+from gva.data.documents import DataError, _open_zst, read_documents
 from gva.data.holdout import is_held_out
 from gva.data.prepare import prepare_dataset, prepare_files, prepare_standard_library
 from gva.data.shards import TokenDataset
@@ -59,6 +63,27 @@ def test_truncated_files_are_named(tmp_path, suffix):
     for content in (whole[:-10], whole[: len(whole) // 2], b"not compressed at all"):
         path.write_bytes(content)
         with pytest.raises(DataError, match=f"a.jsonl{suffix}: truncated or not a {suffix} file"):
+            list(read_documents(path))
+
+
+def test_frames_of_zst_are_read_one_after_another_and_not_held(tmp_path):
+    zstandard, path = pytest.importorskip("zstandard"), tmp_path / "a.txt.zst"
+    text = "".join(f"{number} is a number\n" for number in range(2**18)).encode()
+    places = [0, 1, 10**6, 10**6, len(text)]  # an empty one among them
+    frames = [zstandard.ZstdCompressor().compress(text[a:b]) for a, b in pairwise(places)]
+    path.write_bytes(b"".join(frames))
+    tracemalloc.start()
+    size = sum(map(len, read_documents(path)))
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert size == len(text) > 4e6
+    assert most < 2e6
+    assert b"".join(_open_zst(path)) == text
+    rng, whole = random.Random(0), sum(map(len, frames))
+    ends = {sum(map(len, frames[:number])) for number in range(5)}
+    for cut in (1, 4, 9, *rng.sample(range(whole), 9)):
+        path.write_bytes(b"".join(frames)[:cut])
+        with pytest.raises(DataError, match="truncated") if cut not in ends else nullcontext():
             list(read_documents(path))
 
 

@@ -1,6 +1,7 @@
 """Associative recall: what is asked can be answered, the same for everyone, and more of it as it is learned."""
 
 import json
+import shutil
 from itertools import pairwise
 
 import numpy as np
@@ -11,6 +12,7 @@ from gva.cli import main
 from gva.data import recall
 from gva.data.batches import IGNORED
 from gva.data.documents import DataError
+from gva.data.same import check_own
 from gva.data.shards import TokenDataset
 from gva.data.source import make_batches, open_data
 from gva.run.metrics import read_metrics
@@ -119,6 +121,32 @@ def test_a_stopped_run_goes_on_as_if_it_had_not(tmp_path, folder, monkeypatch):
         ours, theirs = ([line[name] for line in read_metrics(tmp_path / run, kind)] for run in ("cut", "whole"))
         assert ours == theirs
     assert [line["pairs"] for line in read_metrics(tmp_path / "whole", "recall")] == [4, 8, 8, 8]
+
+
+@pytest.mark.parametrize(("name", "change", "told"), [
+    ("index.json", lambda text: text.replace('"every": 2', '"every": 3', 1), "differs from what was written"),
+    ("index.json", lambda text: text.replace('"pairs": 8', '"pairs": 6'), "pairs=6: must be a power of two"),
+    ("index.json", lambda text: text.replace('"keys": 64', f'"keys": {10**9}'), "must be 1,048,576 at most"),
+    ("index.json", lambda text: text.replace('"task"', '"tusk"'), "without the numbers of a task"),
+    ("tokenizer/tokenizer.json", lambda text: text.replace('"k3"', '"k03"'), "differs from what was written"),
+    ("tokenizer/tokenizer_config.json", lambda text: "", "differs from what was written"),
+], ids=str)  # fmt: skip
+def test_damage_is_told(name, change, told, folder, capsys):
+    assert main(["data", "verify", str(folder)]) == 0
+    (folder / name).write_text(change((folder / name).read_text()))
+    assert main(["data", "verify", str(folder)]) == 2
+    said = capsys.readouterr().err
+    assert str(folder / name) in said
+    assert told in said
+    assert said.endswith("make it again, with gva data recall: remove this folder first\n")
+
+
+def test_another_tokenizer_is_not_trained_with(folder):
+    check_own(open_data(folder))
+    recall.write_recall(folder.parent / "other", keys=64, values=41, pairs=8)
+    shutil.copytree(folder.parent / "other" / "tokenizer", folder / "tokenizer", dirs_exist_ok=True)
+    with pytest.raises(DataError, match="not the tokenizer that the tokens beside it were made with"):
+        check_own(open_data(folder))
 
 
 def test_the_command_and_what_is_refused(tmp_path, capsys, folder):

@@ -62,15 +62,59 @@ def test_python_of_a_model_or_a_tokenizer_is_not_run(folder, files, tmp_path, ca
 
 
 def test_no_kernel_is_fetched_that_a_config_names(folder, text, tmp_path):
-    change(folder / "config.json", attn_implementation="someone/their-kernels")
+    """Neither ours nor another family's."""
+    llama = tmp_path / "llama"
+    size = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    LlamaForCausalLM(LlamaConfig(vocab_size=2048, **size)).save_pretrained(llama)
+    for model in (folder, llama):
+        for name in ("_attn_implementation", "attn_implementation"):
+            change(model / "config.json", **{name: "kernels-community/theirs"})
+        words = ["--tasks", "none", "--data", str(text), "--sequences", "2", "--length", "16", "--device", "cpu"]
+        assert main(["eval", str(model), *words]) == 0
     assert main(["generate", str(folder), "--prompt", "a", "--max-new-tokens", "2", "--device", "cpu"]) == 0
-    words = ["--tasks", "none", "--data", str(text), "--sequences", "2", "--length", "16", "--device", "cpu"]
-    assert main(["eval", str(folder), *words]) == 0
+
+
+@pytest.mark.parametrize(("change_to", "told"), [
+    ({"num_hidden_layers": 3}, "model.layers.2.self_attn.q_proj.weight is missing"),
+    ({"num_hidden_layers": 1}, "has no place in such a model"),
+    ({"layers": {"0": {"attention": "mla"}}}, "model.layers.0.self_attn.latent_proj.weight is missing"),
+    ({"hidden_size": 10**7}, "model.embed_tokens.weight has the shape (2048, 64), not (2048, 10000000)"),
+    ({"dtype": "object"}, "cannot be loaded (AttributeError: module 'torch' has no attribute 'object')"),
+])  # fmt: skip
+def test_weights_that_are_not_those_of_the_config_are_refused(change_to, told, folder, text, tmp_path, capsys):
+    """Before room is made for what it says; transformers would draw what is missing anew."""
+    change(folder / "config.json", **change_to)
+    small = ["--steps", "2", "length=16", "global_batch=2", "micro_batch=2"]
+    commands = [["eval", folder, "--tasks", "none", "--data", text], ["generate", folder, "--prompt", "a"]]
+    if "dtype" not in change_to:  # which training says itself
+        commands.append(["train", "--from", folder, "--data", text, "--out", tmp_path / "run", *small])
+    for words in commands:
+        assert f"{folder}: " in (said := refused(*words, capsys=capsys))
+        assert told in said
+
+
+def test_a_run_whose_record_is_not_of_its_checkpoint_is_refused(trained, text, tmp_path, capsys):
+    run = shutil.copytree(trained, tmp_path / "run")
+    shutil.rmtree(run / "model")
+    record = json.loads((run / "run.json").read_text())
+    record["identity"]["model"]["hidden_size"] = 10**6
+    (run / "run.json").write_text(json.dumps(record))
+    told = refused("eval", run, "--tasks", "none", "--data", text, capsys=capsys)
+    assert "step-00000040: its weights are not those of " in told
+    assert "embed_tokens.weight has the shape (2048, 32), not (2048, 1000000)" in told
+
+
+def test_a_tokenizer_that_is_none_is_told_in_one_line(folder, capsys):
+    (folder / "tokenizer.json").write_text("{}")
+    assert "cannot be loaded (KeyError: 'added_tokens'); copy it again" in refused(
+        "generate", folder, "--prompt", "a", capsys=capsys
+    )
 
 
 def test_no_pickle_is_read_as_weights(folder, text, capsys):
     weights = tiny_model("gva-drope-16", torch.float32, vocab_size=2048).state_dict()
-    (folder / "model.safetensors").unlink()
+    for name in ("model.safetensors", "model.sums.json"):
+        (folder / name).unlink()
     torch.save(weights, folder / "pytorch_model.bin")
     for words in (["eval", folder, "--tasks", "none", "--data", text], ["generate", folder, "--prompt", "a"]):
         assert "no file named model.safetensors" in refused(*words, capsys=capsys)

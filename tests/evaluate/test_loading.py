@@ -6,8 +6,10 @@ import shutil
 import pytest
 import torch
 
-from gva import GvaForCausalLM
+from gva import GvaConfig, GvaForCausalLM
 from gva.cli import main
+from gva.data.recall import write_recall
+from gva.evaluate import loading
 from gva.evaluate.results import table
 from gva.run.metrics import read_metrics
 
@@ -40,9 +42,23 @@ def test_a_run_its_model_and_its_last_checkpoint_score_alike(trained, text, file
     assert "bits per byte" in shown
 
 
-def test_a_negative_number_of_sequences_is_refused(trained, text, capsys):
-    assert evaluate(trained, "--tasks", "none", "--data", text, "--sequences", -2)[0] == 2
-    assert "sequences=-2: must not be negative" in capsys.readouterr().err
+@pytest.mark.parametrize("words", [
+    ["eval", "MODEL", "--tasks", "none", "--data", "DATA"], ["generate", "MODEL", "--prompt", "a"], ["serve", "MODEL"],
+    ["train", "--from", "MODEL", "--data", "DATA", "--out", "OUT", "--device", "cpu", "length=64"],
+    ["convert", "MODEL", "--to", "gqa", "--cache", "64", "--calibrate", "TEXT", "--out", "OUT", "--length", "64"],
+], ids=lambda words: words[0])  # fmt: skip
+def test_each_command_that_loads_weights_refuses_a_flipped_bit(words, trained, text, tmp_path, capsys):
+    model = shutil.copytree(trained / "model", tmp_path / "model")
+    if words[0] == "convert":
+        GvaForCausalLM(GvaConfig.preset("demo", variant="gqa", vocab_size=2048)).save_pretrained(model)
+        (tmp_path / "a.txt").write_text("\n\n".join(f"{i} and a few more words " * 99 for i in range(900)))
+    weights = model / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-9] ^= 1
+    weights.write_bytes(content)
+    places = {"MODEL": model, "DATA": text, "OUT": tmp_path / "out", "TEXT": tmp_path / "a.txt"}
+    assert main([str(places.get(word, word)) for word in words]) == 2
+    assert "model: model.safetensors is not what was written; copy the checkpoint again" in capsys.readouterr().err
 
 
 def test_earlier_checkpoints_can_be_scored_after_the_fact(trained, text, files, tmp_path):
@@ -88,17 +104,29 @@ def test_accuracies_are_recorded_in_the_run(trained, text, files, tmp_path):
         (["{run}", "--data-dir", "{tmp}"], "no file for hellaswag; expected hellaswag_val.jsonl"),
         (["{run}", "--tasks", "arc"], "must be one of"),
         (["{run}", "--tasks", "none"], "leaves nothing to do without --data"),
-        (["{run}", "--data-dir", "{files}", "--limit", "-1"], "limit=-1: must be a number of items"),
-        (["{run}", "--data-dir", "{files}", "--batch-tokens", "0"], "batch_tokens=0: must be positive"),
+        (["{run}", "--data-dir", "{files}", "--limit", "-1"], "--limit=-1: must be a number of items"),
+        (["{run}", "--engine", "lm-eval", "--limit", "-1"], "--limit=-1: must be a number of items"),
+        (["{run}", "--data-dir", "{wrong}"], "arc_easy.jsonl: line 2: not an item of arc_easy"),
+        (["{run}", "--data-dir", "{files}", "--batch-tokens", "0"], "--batch-tokens=0: must be positive"),
         (["{run}", "--tasks", "none", "--data", "{files}"], "make the dataset with: gva data prepare"),
         (["{run}", "--tasks", "none", "--data", "{text}", "--length", "999"], "max_position_embeddings=128"),
+        (["{run}", "--tasks", "none", "--data", "{text}", "--sequences", "-2"], "sequences=-2: must not be negative"),
+        (["{bare}", "--tasks", "none", "--data", "{recall}"], "is associative recall, which a run measures"),
+        (["{run}", "--tasks", "none", "--data", "{text}", "--out", "{tmp}"], "is a folder; give the name of a file"),
+        (["{run}", "--tasks", "none", "--data", "{text}", "--out", "{run}/run.json/a.json"], "run.json"),
         (["{bare}", "--data-dir", "{files}"], "say with --tokenizer which the model was trained with"),
         (["{bare}", "--data-dir", "{files}", "--tokenizer", "{big}"], "not the one that the model was trained with"),
         (["{bare}", "--tasks", "none", "--data", "{text}", "--record"], "--record: needs a run's checkpoint"),
     ],
     ids=str,
 )
-def test_what_is_missing_is_said(words, told, trained, text, files, tmp_path, capsys):
+def test_what_is_missing_is_said_before_a_weight_is_read(
+    words, told, trained, text, files, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(loading, "load_model", lambda *ignored: pytest.fail("the model is loaded"))
+    write_recall(tmp_path / "recall", keys=64, values=40, pairs=8)
+    wrong = shutil.copytree(files, tmp_path / "wrong")
+    (wrong / "arc_easy.jsonl").write_text((files / "arc_easy.jsonl").read_text().splitlines()[0] + "\n{}\n")
     bare, big = (
         shutil.copytree(trained / "model", tmp_path / "bare"),
         shutil.copytree(text / "tokenizer", tmp_path / "big"),
@@ -108,6 +136,7 @@ def test_what_is_missing_is_said(words, told, trained, text, files, tmp_path, ca
     tokens["added_tokens"] += [{**tokens["added_tokens"][0], "id": 2048 + i, "content": f"<{i}>"} for i in range(20)]
     (big / "tokenizer.json").write_text(json.dumps(tokens))
     places = {"tmp": tmp_path, "files": files, "run": trained, "text": text, "bare": bare, "big": big}
+    places |= {"recall": tmp_path / "recall", "wrong": wrong}
     assert evaluate(*[word.format(**places) for word in words])[0] == 2
     assert told in capsys.readouterr().err
 
@@ -126,6 +155,8 @@ def test_a_model_that_gives_no_numbers_gets_no_accuracies(trained, text, files, 
     assert evaluate(broken, "--tasks", "none", "--data", text, out=tmp_path / "a.json")[0] == 2
     assert f"the validation loss is {told}" in capsys.readouterr().err
     assert not (tmp_path / "a.json").exists()
+    assert main(["generate", str(broken), "--prompt", "a", "--device", "cpu"]) == 2
+    assert "broken: weights that are not numbers; train again" in capsys.readouterr().err
 
 
 def test_a_checkpoint_away_from_its_run_is_told(trained, tmp_path, capsys):

@@ -11,7 +11,8 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
 from gva.run.checkpoints import CheckpointError, read_checkpoint
 from gva.run.files import FolderError
-from gva.run.storage import LIST, checksum, read_list
+from gva.run.storage import LIST, read_list
+from gva.run.sums import checksum
 
 STATE = {"model.a": torch.arange(6.0), "step": torch.tensor(3)}
 

@@ -1,6 +1,7 @@
 """Where `gva serve` listens, and what it says of it."""
 
 import os
+import subprocess
 
 import pytest
 import torch
@@ -52,11 +53,22 @@ def test_what_a_file_of_flags_says_counts(tmp_path, monkeypatch):
     assert "with the key" in address(Flags.of(flags)).told
 
 
+def test_modules_of_the_folder_that_one_stands_in_are_not_run(tmp_path, monkeypatch):
+    """A stranger's folder, say. What vLLM starts in its turn has the environment too."""
+    tiny_model("gva-drope-16", torch.float32).save_pretrained(tmp_path)
+    (tmp_path / "vllm.py").write_text("open('ran', 'w')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "execve", lambda program, words, environment: subprocess.run(words, env=environment))
+    monkeypatch.setattr(versions, "installed", lambda: "0.32.0")
+    main(["serve", "."])
+    assert not (tmp_path / "ran").exists()
+
+
 def test_the_server_is_started_there(tmp_path, monkeypatch, capsys):
     tiny_model("gva-drope-16", torch.float32).save_pretrained(tmp_path / "run" / "model")
     (tmp_path / "run" / "run.json").write_text("{}")
     started = []
-    monkeypatch.setattr(os, "execv", lambda program, words: started.append(words))
+    monkeypatch.setattr(os, "execve", lambda program, words, environment: started.append(words))
     monkeypatch.setattr(versions, "installed", lambda: "0.32.0")
     for place in (tmp_path / "run" / "model", tmp_path / "run"):  # the folder, and the run that left it
         main(["serve", str(place), "--port", "81"])

@@ -53,7 +53,7 @@ def test_a_missing_shard_is_named(tmp_path, capsys):
 def test_a_folder_without_weights_serves_random_ones(tmp_path, monkeypatch, capsys):
     tiny_config("gva-drope-16").save_pretrained(tmp_path)
     started = []
-    monkeypatch.setattr(os, "execv", lambda program, words: started.append(words))
+    monkeypatch.setattr(os, "execve", lambda program, words, environment: started.append(words))
     monkeypatch.setattr(versions, "installed", lambda: "0.32.0")
     for words in (["--load-format", "dummy"], ["--load_format=dummy"]):
         assert main(["serve", str(tmp_path), *words]) is None

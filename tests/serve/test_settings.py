@@ -76,7 +76,7 @@ def test_nothing_is_chosen_where_nothing_of_ours_runs_or_was_measured():
 def test_it_is_printed_and_stands_before_the_users_flags(tmp_path, monkeypatch, capsys):
     tiny_model("gva-drope-16", torch.float32).save_pretrained(tmp_path)
     started = []
-    monkeypatch.setattr(os, "execv", lambda program, words: started.append(words))
+    monkeypatch.setattr(os, "execve", lambda program, words, environment: started.append(words))
     monkeypatch.setattr(versions, "installed", lambda: "0.32.0")
     monkeypatch.setattr(settings, "found_gpu", lambda: H200)
     main(["serve", str(tmp_path), "--port", "81", "--max-num-batched-tokens", "2048"])

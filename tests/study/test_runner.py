@@ -200,6 +200,13 @@ def test_a_run_over_two_ranks(tmp_path, data):
     assert spread != losses(tmp_path / "alone"), "summed in another order: it was not one process alone"
 
 
+def test_modules_of_the_folder_that_one_stands_in_are_not_run(tmp_path, data, monkeypatch):
+    (tmp_path / "gva.py").write_text("open('ran', 'w')")
+    monkeypatch.chdir(tmp_path)
+    assert Runner(matrix("gqa"), data, tmp_path)._run_module(tmp_path, ["gva.study.child", "no job"]) == 1
+    assert not (tmp_path / "ran").exists()
+
+
 def test_the_simple_matrix_builds_for_the_data(data, tmp_path):
     study = simple_matrix("demo", ["gqa"], 1)
     assert Runner(study, data, tmp_path).vocab_size == 512

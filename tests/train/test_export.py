@@ -16,6 +16,7 @@ from gva.data.shards import TokenDataset
 from gva.data.tokenizer import load_tokenizer, train_bpe
 from gva.run.folder import read_run
 from gva.run.metrics import read_metrics
+from gva.weights import SUMS
 from models import made_to_end, tiny_model
 from train.runs import ENVIRONMENT, run_here
 
@@ -86,7 +87,7 @@ def test_the_code_of_the_card_runs_where_gva_was_never_imported(folder, tmp_path
     assert done.stdout.startswith("The")
     assert done.stdout.endswith("True\n")
     names = {path.name for path in (tmp_path / "again").iterdir()}
-    assert names == {"config.json", "generation_config.json", "model.safetensors", "modeling_gva.py"}
+    assert names == {"config.json", "generation_config.json", SUMS, "model.safetensors", "modeling_gva.py"}
     assert (tmp_path / "again" / "modeling_gva.py").read_text() == (folder / "modeling_gva.py").read_text()
 
 

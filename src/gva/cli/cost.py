@@ -11,11 +11,13 @@ from typing import Any
 
 from gva.text import aligned
 
+DTYPES = ("float32", "bfloat16", "float16")  # said here, or every command would load torch for its help
+
 
 def add(commands: Any) -> None:
-    from gva.cost import DTYPE_BYTES, parse_size
-
     def size(text: str) -> int:
+        from gva.cost import parse_size
+
         try:
             return parse_size(text)
         except ValueError as error:
@@ -36,8 +38,8 @@ def add(commands: Any) -> None:
     cost.add_argument("--batch", type=int, default=1, help="sequences in the decode step that is counted")
     cost.add_argument("--memory", type=size, help="device memory, as 80GiB: adds the largest batch (needs --context)")
     cost.add_argument("--ranks", type=numbers, default=[], help="as 1,2,4,8: the cache of each tensor-parallel GPU")
-    cost.add_argument("--dtype", default="bfloat16", choices=[d for d in DTYPE_BYTES if d != "fp8"])
-    cost.add_argument("--cache-dtype", choices=list(DTYPE_BYTES), help="by default that of the weights")
+    cost.add_argument("--dtype", default="bfloat16", choices=DTYPES)
+    cost.add_argument("--cache-dtype", choices=[*DTYPES, "fp8"], help="by default that of the weights")
     cost.add_argument("--json", action="store_true", help="a list of objects instead of a table")
     cost.set_defaults(run=run)
 

@@ -96,7 +96,7 @@ def _data_recall(arguments: argparse.Namespace) -> int:
 
 
 def _data_verify(arguments: argparse.Namespace) -> int:
-    from gva.data.preparation import verify
+    from gva.data.source import verify
 
     verify(arguments.folder)
     print(f"{arguments.folder}: every file is as it was written")

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 import time
 from functools import partial
@@ -36,32 +37,21 @@ def run(arguments: argparse.Namespace) -> int:
 
     from gva.data.publish import replace_section
     from gva.evaluate.against import compare, read_answers, told
-    from gva.evaluate.loading import check_data, find, load_model, load_tokenizer_of
+    from gva.evaluate.loading import load_model
     from gva.evaluate.results import average, differences, table
-    from gva.evaluate.tasks import chosen_tasks
     from gva.evaluate.validation import validation_loss
     from gva.run.atomic import write_atomically
     from gva.run.folder import MODEL, locked
     from gva.run.metrics import record
     from gva.train.card import SCORES, scores
 
-    tasks = [] if arguments.tasks == "none" else chosen_tasks(arguments.tasks)
-    if not tasks and not arguments.data:
-        raise ValueError("--tasks none: leaves nothing to do without --data")
-    if arguments.against and (arguments.engine == "lm-eval" or not tasks):
-        raise ValueError("--against: compares the tasks of --engine own")
+    tasks, place, tokenizer, validation = _prepared(arguments)
     others = read_answers(arguments.against) if arguments.against else {}
-    place = find(arguments.checkpoint)
-    if arguments.record and (place.run is None or place.step is None or not tasks):
-        raise ValueError("--record: needs a run's checkpoint with a known step, and --tasks")
-    if arguments.data:
-        check_data(place, arguments.data)
     model = load_model(place, getattr(torch, arguments.dtype) if arguments.dtype else None, arguments.device)
     report: dict[str, Any] = {"kind": "tasks", "step": place.step, "tokens": place.tokens}
     report |= {"checkpoint": str(arguments.checkpoint), "engine": arguments.engine, "limit": arguments.limit}
     report |= {"device": model.device.type, "dtype": str(model.dtype).removeprefix("torch.")}
     if tasks:
-        tokenizer = load_tokenizer_of(place, model.config.vocab_size, arguments.tokenizer, arguments.data)
         found, report["seconds"] = _score(arguments, model, tokenizer, tasks)
         scored = found.get("own") or found["lm-eval"]
         report["results"] = {name: task.result for name, task in scored.items()}
@@ -75,21 +65,63 @@ def run(arguments: argparse.Namespace) -> int:
             report["lm_eval"] = {name: task.result for name, task in found["lm-eval"].items()}
             report["differences"] = differences(found["own"], found["lm-eval"])
             print(_told(report["differences"]))
-    if arguments.data:
-        recipe = place.recipe
-        length = arguments.length or recipe.get("length") or model.config.max_position_embeddings
-        how = (length, recipe.get("document_mask", False), arguments.sequences, arguments.batch_tokens)
-        report["validation"] = shown = validation_loss(model, arguments.data, *how, progress=sys.stderr.isatty())
+    if validation:
+        report["validation"] = shown = validation_loss(model, validation, progress=sys.stderr.isatty())
         print(f"validation loss {shown['valid_loss']:.4f}, {shown['bits_per_byte']:.4f} bits per byte", end=" ")
         print(f"({shown['valid_tokens']:,} tokens in sequences of {shown['length']})")
     if arguments.out:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(arguments.out, json.dumps(report, indent=2) + "\n")
     if arguments.record and place.run:
         with locked(place.run):
             record(place.run, {name: report[name] for name in ("kind", "step", "tokens", "results")})
             replace_section(place.run / MODEL, SCORES, scores(place.run))
     return 0
+
+
+def _prepared(arguments: argparse.Namespace) -> tuple[list[Any], Any, Any, Any]:
+    """Tasks, the place of the model, its tokenizer for tasks, and what it is validated on. What cannot be done is told
+    here, before the model is loaded."""
+    from gva.errors import check
+    from gva.evaluate.harness import check_installed
+    from gva.evaluate.loading import check_data, config_of, find, load_tokenizer_of
+    from gva.evaluate.tasks import chosen_tasks, items_of, load_rows
+    from gva.evaluate.validation import open_validation
+
+    tasks = [] if arguments.tasks == "none" else chosen_tasks(arguments.tasks)
+    if not tasks and not arguments.data:
+        raise ValueError("--tasks none: leaves nothing to do without --data")
+    if arguments.against and (arguments.engine == "lm-eval" or not tasks):
+        raise ValueError("--against: compares the tasks of --engine own")
+    check(arguments.limit >= 0, "--limit", arguments.limit, "must be a number of items; 0 takes all of them")
+    check(arguments.batch_tokens > 0, "--batch-tokens", arguments.batch_tokens, "must be positive")
+    if arguments.out:
+        _check_writable(arguments.out)
+    place = find(arguments.checkpoint)
+    if arguments.record and (place.run is None or place.step is None or not tasks):
+        raise ValueError("--record: needs a run's checkpoint with a known step, and --tasks")
+    config, tokenizer, validation = config_of(place), None, None
+    if arguments.data:
+        check_data(place, arguments.data)
+        recipe = place.recipe
+        length = arguments.length or recipe.get("length") or config.max_position_embeddings
+        how = (length, recipe.get("document_mask", False), arguments.sequences, arguments.batch_tokens)
+        validation = open_validation(config, arguments.data, *how)
+    if tasks:
+        tokenizer = load_tokenizer_of(place, config.vocab_size, arguments.tokenizer, arguments.data)
+        if arguments.engine != "own":
+            check_installed()
+        if arguments.engine != "lm-eval" or arguments.data_dir:
+            for task in tasks:
+                items_of(task, load_rows(task, arguments.data_dir, arguments.limit))
+    return tasks, place, tokenizer, validation
+
+
+def _check_writable(out: Path) -> None:
+    if out.is_dir():
+        raise IsADirectoryError(f"--out {out}: is a folder; give the name of a file")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    if not os.access(out.parent, os.W_OK):
+        raise PermissionError(f"--out {out}: its folder cannot be written to; give another")
 
 
 def _score(arguments: argparse.Namespace, model: Any, tokenizer: Any, tasks: list[Any]) -> tuple[dict, dict]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from gva.config import GvaConfig
+from gva.config import MOST_LAYERS, GvaConfig
 from gva.errors import check, nearest
 
 CLOSE = 1e-3  # biases and further norms, which some families have, come to less than this part of all parameters
@@ -68,7 +68,9 @@ def _text_config(source: Mapping[str, Any], overrides: Mapping[str, Any]) -> Any
     merged = {**source["text_config"], **overrides} if nested else {**source, **overrides}
     merged = {name: value for name, value in merged.items() if name not in ROTATION}
     given = {**source, "text_config": merged} if nested else merged
-    kind = given.pop("model_type", None)
+    kind, layers = given.pop("model_type", None), merged.get("num_hidden_layers")
+    if isinstance(layers, int):  # of each of which transformers would make a list's entry, and a layer
+        check(layers <= MOST_LAYERS, "num_hidden_layers", layers, f"must be {MOST_LAYERS:,} at most")
     why = f"transformers {__version__}, whose models say what is cached, has none of this name"
     try:
         text = AutoConfig.for_model(str(kind), **given).get_text_config(decoder=True)

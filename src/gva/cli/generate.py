@@ -35,6 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
     from gva.paged.generator import PagedGenerator
     from gva.paged.text import encoded
     from gva.text import printable
+    from gva.train.zclip import total_norm
 
     place = find(arguments.checkpoint)
     device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -42,6 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
         flash.load(arguments.fa3)
     model = load_model(place, getattr(torch, arguments.dtype) if arguments.dtype else None, device)
     check(isinstance(model, GvaForCausalLM), "model_type", model.config.model_type, NOT_OURS)
+    if not total_norm(parameter.detach() for parameter in model.parameters()).isfinite():
+        raise ArithmeticError(f"{place.weights}: weights that are not numbers; train again, or give another checkpoint")
     tokenizer = load_tokenizer_of(place, model.config.vocab_size, arguments.tokenizer)
     texts = arguments.prompt or [line.rstrip("\n") for line in sys.stdin if line.strip()]
     longest, new = max((len(encoded(tokenizer, text)) for text in texts), default=1), arguments.max_new_tokens

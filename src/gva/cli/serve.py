@@ -35,4 +35,5 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"gva serve: {told}", flush=True)
     ours = [word for setting in chosen for word in (setting.flag, *setting.values)]
     words = ["serve", str(checkpoint), *place.flags, *ours, *arguments.flags]
-    os.execv(sys.executable, [sys.executable, "-m", "vllm.entrypoints.cli.main", *words])
+    safely = {**os.environ, "PYTHONSAFEPATH": "1"}  # `python -m` would take modules from the folder that one stands in
+    os.execve(sys.executable, [sys.executable, "-m", "vllm.entrypoints.cli.main", *words], safely)

@@ -13,10 +13,10 @@ from tqdm import tqdm
 from gva.config import GvaConfig
 from gva.convert.families import config_of
 from gva.convert.source import Source, open_source
-from gva.model import GvaForCausalLM
+from gva.model import GvaForCausalLM, shapes_for
 from gva.run.atomic import new_folder
 from gva.run.files import FolderError
-from gva.weights import INDEX, WEIGHTS
+from gva.weights import INDEX, WEIGHTS, misfits, write_sums
 
 SHARD_BYTES = 4 * 2**30  # what is in memory at a time
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
@@ -34,6 +34,7 @@ def import_checkpoint(path: Path, out: Path, dtype: torch.dtype | None = None) -
     config.architectures, config.dtype = [GvaForCausalLM.__name__], dtype or source.dtype
     with new_folder(out) as folder:
         _write(folder, (_cast(source, name, config.dtype) for name in tqdm(names, disable=not sys.stderr.isatty())))
+        write_sums(folder)
         config.save_pretrained(folder)
         has_tokenizer = source.save_companions(folder)
     return config, has_tokenizer
@@ -41,25 +42,15 @@ def import_checkpoint(path: Path, out: Path, dtype: torch.dtype | None = None) -
 
 def _check_tensors(source: Source, config: GvaConfig, path: Path) -> list[str]:
     """The names of the tensors to take over, if they are those that the config calls for."""
-    with torch.device("meta"):
-        wanted = {name: tuple(tensor.shape) for name, tensor in GvaForCausalLM(config).state_dict().items()}
+    wanted = shapes_for(config)
     given = dict(source.shapes)
-    if config.tie_word_embeddings:
-        wanted.pop(_HEAD)
-        if given.pop(_HEAD, None) and not torch.equal(source.load(_HEAD), source.load(_EMBEDDING)):
-            raise FolderError(
-                f"{path}: {_HEAD} differs from the embedding, though tie_word_embeddings=True; correct its config.json"
-            )
-    wrong = [f"{name} is missing" for name in wanted if name not in given]
-    wrong += [f"{name} has no place in such a model" for name in given if name not in wanted]
-    wrong += [
-        f"{name} has the shape {given[name]}, not {shape}"
-        for name, shape in wanted.items()
-        if name in given and given[name] != shape
-    ]
-    if wrong:
-        more = f", and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        raise FolderError(f"{path}: cannot be imported with the same logits: {'; '.join(wrong[:3])}{more}")
+    tied = config.tie_word_embeddings and given.pop(_HEAD, ())
+    if tied and not torch.equal(source.load(_HEAD), source.load(_EMBEDDING)):
+        raise FolderError(
+            f"{path}: {_HEAD} differs from the embedding, though tie_word_embeddings=True; correct its config.json"
+        )
+    if wrong := misfits(wanted, given):
+        raise FolderError(f"{path}: cannot be imported with the same logits: {wrong}")
     return list(wanted)
 
 

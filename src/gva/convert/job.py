@@ -21,11 +21,11 @@ from gva.convert.text import read_text
 from gva.data.publish import CARD
 from gva.diagnostics import cache_scalars_per_token_per_layer
 from gva.errors import check, check_choice
-from gva.model import GvaForCausalLM
+from gva.model import GvaForCausalLM, load_whole
 from gva.run.atomic import new_folder, write_atomically
 from gva.run.files import read_object
 from gva.run.folder import commit, differences, locked
-from gva.weights import AS_DATA, WEIGHTS, fingerprint, shards_of
+from gva.weights import WEIGHTS, fingerprint, shards_of
 
 ASKED, RECORD = "asked.json", "conversion.json"
 
@@ -67,7 +67,7 @@ def convert(
     }
     with new_folder(out) as folder, locked(_beside(out), "converting"):
         _claim(_beside(out), asked)
-        model = GvaForCausalLM.from_pretrained(source, dtype=torch.float32, **AS_DATA)
+        model = load_whole(source, dtype=torch.float32)
         model = model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval().requires_grad_(False)
         conversion = Conversion(model, request, _beside(out), say=lambda line: print(line, file=sys.stderr))
         conversion.calibrate()

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from gva.convert.families import FAMILIES
 from gva.run.files import FolderError, read_object, to_copy
-from gva.weights import CODELESS, WEIGHTS, shards_of, verify_folder
+from gva.weights import CODELESS, WEIGHTS, shards_of, told, verify_folder
 
 # What a folder holds besides config and weights that goes with the model.
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
@@ -57,10 +57,11 @@ class Folder:
         named = stored.get("dtype") or stored.get("torch_dtype")
         if named not in (None, *_DTYPES):
             raise FolderError(f"{path / 'config.json'}: dtype={named!r}: must be one of {list(_DTYPES)}")
+        verify_folder(path)
         # Of a family that we know, transformers fills in what the file leaves to its defaults.
         known = stored.get("model_type") in FAMILIES
-        self.config = AutoConfig.from_pretrained(path, **CODELESS).to_dict() if known else stored
-        verify_folder(path)
+        with told(path):
+            self.config = AutoConfig.from_pretrained(path, **CODELESS).to_dict() if known else stored
         self.files: dict[str, Path] = {}
         self.shapes = {}
         kinds = {}

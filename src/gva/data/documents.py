@@ -152,21 +152,43 @@ def _opened(path: Path, compression: str) -> Iterator[BinaryIO]:
         raise DataError(f"{path}: not UTF-8 text (byte {error.start}); write the file in UTF-8") from error
 
 
+class _Zst(io.RawIOBase):
+    """Frames one after another, decompressed as they are read. A file that ends within one is told: a reader of the
+    library takes that for its end."""
+
+    def __init__(self, path: Path) -> None:
+        zstandard = optional("zstandard", "train", f"{path}: reading .zst")
+        self._new, self._errors = zstandard.ZstdDecompressor, zstandard.ZstdError
+        self._file, self._made = path.open("rb"), memoryview(b"")
+        self._frame: Any = None
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._made:
+            rest = self._frame.unused_data if self._frame and self._frame.eof else b""
+            if not (rest := rest or self._file.read(2**13)):
+                if self._frame and not self._frame.eof:
+                    raise EOFError("the last zstd frame does not end")
+                return 0
+            if self._frame is None or self._frame.eof:
+                self._frame = self._new().decompressobj()
+            try:
+                self._made = memoryview(self._frame.decompress(rest))
+            except self._errors as error:
+                raise EOFError(str(error)) from error
+        taken = min(len(buffer), len(self._made))
+        buffer[:taken], self._made = self._made[:taken], self._made[taken:]
+        return taken
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
 def _open_zst(path: Path) -> BinaryIO:
-    zstandard = optional("zstandard", "train", f"{path}: reading .zst")
-    # Read whole: a streaming reader takes a truncated file without complaint, a frame object knows its end.
-    try:
-        raw = path.read_bytes()
-        reader = zstandard.ZstdDecompressor().decompressobj()
-        data, rest = reader.decompress(raw), b""
-        while reader.eof and (rest := reader.unused_data):  # concatenated frames
-            reader = zstandard.ZstdDecompressor().decompressobj()
-            data += reader.decompress(rest)
-        if not reader.eof:
-            raise EOFError("the last zstd frame does not end")
-    except zstandard.ZstdError as error:
-        raise EOFError(str(error)) from error
-    return io.BytesIO(data)
+    return io.BufferedReader(_Zst(path))
 
 
 _OPENERS: dict[str, Callable[[Path], Any]] = {".gz": gzip.open, ".xz": lzma.open, ".zst": _open_zst}
@@ -191,7 +213,7 @@ def _parquet(path: Path, stream: BinaryIO, field: str) -> Iterator[str]:
     pa, pq = (optional(name, "train", f"{path}: reading parquet") for name in ("pyarrow", "pyarrow.parquet"))
     try:
         # A compressed stream cannot seek, which parquet must.
-        seekable = isinstance(stream, io.BufferedReader)
+        seekable = isinstance(stream, io.BufferedReader) and stream.seekable()
         file = pq.ParquetFile(stream if seekable else io.BytesIO(stream.read()))
         if field not in file.schema_arrow.names:
             raise DataError(f"{path}: no column {field!r}, only {file.schema_arrow.names}")

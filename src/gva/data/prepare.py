@@ -20,11 +20,12 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from gva.data.bpe import train_apart
 from gva.data.documents import LONGEST, DataError, kind_of, read_dataset, read_documents
 from gva.data.holdout import HOLD_OUT, HoldOut, choose
 from gva.data.preparation import Preparation, named, sum_of
 from gva.data.shards import INDEX, Shard, ShardWriter, is_intact, read_record
-from gva.data.tokenizer import TextTokenizer, load_tokenizer, train_bpe
+from gva.data.tokenizer import TextTokenizer, load_tokenizer
 from gva.errors import check
 from gva.run.atomic import staging_folder
 from gva.run.folder import locked
@@ -124,25 +125,26 @@ def prepare_files(
 def _prepare_files(
     files: list[Input], out: Path, how: Settings, workers: int, progress: bool, provenance: dict[str, Any]
 ) -> dict[str, Any]:
-    with _mapper(min(workers, len(files))) as run_all:
+    workers = min(workers, len(files))
+    with _mapper(workers) as run_all:
         files = list(run_all(Input.summed, files))
-        training = [file for file in files if file.split == "train"]
+    training = [file for file in files if file.split == "train"]
 
-        def texts() -> Iterator[str]:
-            for file in training:
-                yield from file.texts(how)
+    def texts() -> Iterator[str]:
+        for file in training:
+            yield from file.texts(how)
 
-        told = ", ".join(str(file.path) for file in training[:3]) + ", ..." * (len(training) > 3)
-        held = _choose(texts(), how, told) if training == files else None
-        inputs = {file.shard: named(file.path.name, file.sha256) for file in files}
-        preparation = Preparation(out, {"inputs": inputs, **how.identity(given := how.given())}, provenance)
-        tokenizer = preparation.settle_tokenizer(given, lambda: train_bpe(texts(), how.vocab_size, progress))
-        bar = tqdm(total=sum(file.stamp[0] for file in files), unit="B", unit_scale=True, disable=not progress)
-        shards: list[Shard] = []
-        with bar:
-            for file, done in zip(files, run_all(partial(_prepare_file, out, how, held), files), strict=True):
-                shards += done
-                bar.update(file.stamp[0])
+    told = ", ".join(str(file.path) for file in training[:3]) + ", ..." * (len(training) > 3)
+    held = _choose(texts(), how, told) if training == files else None
+    inputs = {file.shard: named(file.path.name, file.sha256) for file in files}
+    preparation = Preparation(out, {"inputs": inputs, **how.identity(given := how.given())}, provenance)
+    tokenizer = preparation.settle_tokenizer(given, lambda: train_apart(texts(), how.vocab_size, progress))
+    bar = tqdm(total=sum(file.stamp[0] for file in files), unit="B", unit_scale=True, disable=not progress)
+    shards: list[Shard] = []
+    with bar, _mapper(workers) as run_all:
+        for file, done in zip(files, run_all(partial(_prepare_file, out, how, held), files), strict=True):
+            shards += done
+            bar.update(file.stamp[0])
     return preparation.publish(shards, tokenizer)
 
 
@@ -171,7 +173,7 @@ def prepare_dataset(
         more = {"shard_documents": shard_documents, "sample": sample}
         preparation = Preparation(out, {**source, **more, **how.identity(given)}, source)
         tokenizer = preparation.settle_tokenizer(
-            given, lambda: train_bpe(stream(STREAM_SAMPLE), how.vocab_size, progress)
+            given, lambda: train_apart(stream(STREAM_SAMPLE), how.vocab_size, progress)
         )
         shards: list[Shard] = []
         texts = stream()

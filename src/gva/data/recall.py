@@ -33,25 +33,39 @@ FEWEST = 2  # pairs, at first
 BEYOND = 4  # times as many pairs as are trained are tested
 MASTERED = 0.9  # the share of right answers that calls for twice as many pairs
 ANSWERS = 2048  # of a test
+MOST = 2**20  # keys and values
+
+TASK = ("keys", "values", "pairs", "every")
+TOKENIZER = "tokenizer"
+REMEDY = "make it again, with gva data recall: remove this folder first"
 
 TRAIN, VALID, TEST = range(3)  # what random numbers are for
 
 
 def write_recall(out: Path, keys: int = 4096, values: int = 4096, pairs: int = 64, every: int = 50) -> dict[str, Any]:
     """A folder to train on: up to `pairs` pairs, tested every so many steps. Returns its index."""
+    task = {"keys": keys, "values": values, "pairs": pairs, "every": every}
+    index, tokenizer = _made(task)
+    held = out / INDEX
+    if (out / PREPARATION).is_file() or (held.is_file() and read_object(held, "remove it") != index):
+        raise DataError(f"{out}: holds other data; give another folder, or remove this one")
+    tokenizer.save(out / TOKENIZER)
+    write_atomically(out / INDEX, json.dumps(index, indent=2))
+    return index
+
+
+def _made(task: dict[str, int]) -> tuple[dict[str, Any], TextTokenizer]:
+    """What a folder of this task holds."""
+    keys, values, pairs, every = (task[name] for name in TASK)
     check(pairs >= FEWEST and pairs & (pairs - 1) == 0, "pairs", pairs, f"must be a power of two, {FEWEST} or more")
-    check(
-        keys >= 2 * BEYOND * pairs,
-        "keys",
-        keys,
-        f"must be {2 * BEYOND * pairs} or more, to test {BEYOND * pairs} pairs",
-    )
+    most = 2 * BEYOND * pairs
+    check(keys >= most, "keys", keys, f"must be {most} or more, to test {BEYOND * pairs} pairs")
     check(values > 1, "values", values, "must be 2 or more")
+    check(keys + values <= MOST, "keys", keys, f"with values={values} must be {MOST:,} at most")
     check(every > 0, "every", every, "must be positive")
     names = [*(f"k{i}" for i in range(keys)), *(f"v{i}" for i in range(values))]
     tokenizer = Tokenizer(models.WordLevel({name: number for number, name in enumerate(names)}, unk_token=names[0]))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    task = {"keys": keys, "values": values, "pairs": pairs, "every": every}
     index = {
         "format": FORMAT,
         "vocab_size": len(names),
@@ -59,12 +73,34 @@ def write_recall(out: Path, keys: int = 4096, values: int = 4096, pairs: int = 6
         "tokens": {},
         "task": task,
     }
-    held = out / INDEX
-    if (out / PREPARATION).is_file() or (held.is_file() and read_object(held, "remove it") != index):
-        raise DataError(f"{out}: holds other data; give another folder, or remove this one")
-    TextTokenizer(tokenizer, end=len(names) - 1).save(out / "tokenizer")
-    write_atomically(out / INDEX, json.dumps(index, indent=2))
-    return index
+    return index, TextTokenizer(tokenizer, end=len(names) - 1)
+
+
+def _read(folder: Path) -> tuple[dict[str, Any], TextTokenizer]:
+    """The index of a folder, if it is what its task makes, and the tokenizer that belongs to it."""
+    path = folder / INDEX
+    index = read_object(path, REMEDY)
+    task = index.get("task")
+    if not isinstance(task, dict) or not all(type(task.get(name)) is int for name in TASK):
+        raise DataError(f"{path}: without the numbers of a task; {REMEDY}")
+    try:
+        made, tokenizer = _made({name: task[name] for name in TASK})
+    except ValueError as error:
+        raise DataError(f"{path}: {error}; {REMEDY}") from None
+    noted = index.get("provenance")
+    if isinstance(noted, dict) and "gva" in noted:  # another version may have made it
+        made["provenance"]["gva"] = noted["gva"]
+    if made != index:
+        raise DataError(f"{path}: differs from what was written; {REMEDY}")
+    return index, tokenizer
+
+
+def verify(folder: Path) -> None:
+    """Compare every file of a folder with what was written."""
+    for name, content in _read(folder)[1].files().items():
+        path = folder / TOKENIZER / name
+        if not path.is_file() or path.read_bytes() != content.encode():
+            raise DataError(f"{path}: {'differs from what was written' if path.exists() else 'missing'}; {REMEDY}")
 
 
 class Recall:
@@ -72,10 +108,9 @@ class Recall:
 
     def __init__(self, folder: Path, split: str = "train") -> None:
         self.folder, self.split = folder, split
-        self.index = json.loads((folder / INDEX).read_text())
-        self.keys, self.values, self.pairs, self.every = (
-            self.index["task"][name] for name in ("keys", "values", "pairs", "every")
-        )
+        index, tokenizer = _read(folder)
+        self.index = {**index, "tokenizer": tokenizer.fingerprint}
+        self.keys, self.values, self.pairs, self.every = (index["task"][name] for name in TASK)
 
     @property
     def vocab_size(self) -> int:

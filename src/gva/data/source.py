@@ -1,19 +1,28 @@
 """What a run trains on, of whichever kind a prepared folder is."""
 
-import json
 from pathlib import Path
 
+from gva.data import preparation, recall
 from gva.data.batches import Batches
 from gva.data.recall import FORMAT, Recall, RecallBatches
-from gva.data.shards import INDEX, TokenDataset
+from gva.data.shards import INDEX, REMEDY, TokenDataset
+from gva.run.files import read_object
 
 Dataset = TokenDataset | Recall
 
 
 def open_data(folder: Path, split: str = "train") -> Dataset:
+    return Recall(folder, split) if is_recall(folder) else TokenDataset(folder, split)
+
+
+def is_recall(folder: Path) -> bool:
     index = folder / INDEX
-    recall = index.is_file() and json.loads(index.read_text()).get("format") == FORMAT
-    return Recall(folder, split) if recall else TokenDataset(folder, split)
+    return index.is_file() and read_object(index, REMEDY).get("format") == FORMAT
+
+
+def verify(folder: Path) -> None:
+    """Compare every file of a prepared folder with what was written."""
+    (recall if is_recall(folder) else preparation).verify(folder)
 
 
 def make_batches(dataset: Dataset, length: int, batch: int, seed: int, document_mask: bool = False) -> Batches:

@@ -25,11 +25,10 @@ def evaluate_with_harness(
     batch: int = 16,
 ) -> dict[str, Scored]:
     """Run stock tasks, zero-shot, on the hub's data or on the files of `data_dir`."""
-    try:
-        from lm_eval import simple_evaluate
-        from lm_eval.models.huggingface import HFLM
-    except ImportError as error:
-        raise OSError(f"engine lm-eval needs: {INSTALL} ({error}); engine own does without") from error
+    check_installed()
+    from lm_eval import simple_evaluate
+    from lm_eval.models.huggingface import HFLM
+
     with _quiet():
         # Its default rounds log-probabilities to the precision of the logits, too coarse to compare choices in bf16.
         wrapped = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch, softmax_dtype="float32")
@@ -41,6 +40,13 @@ def evaluate_with_harness(
         how = {"num_fewshot": 0, "limit": limit or None, "task_manager": _stock_tasks(), **seeds}
         report = simple_evaluate(model=wrapped, tasks=wanted, **how)
     return {task.name: _read(task, report) for task in tasks}
+
+
+def check_installed() -> None:
+    try:
+        import lm_eval.models.huggingface  # noqa: F401
+    except ImportError as error:
+        raise OSError(f"engine lm-eval needs: {INSTALL} ({error}); engine own does without") from error
 
 
 @cache

@@ -14,12 +14,12 @@ from gva.data.same import check_own, check_same, cutting
 from gva.data.source import open_data
 from gva.data.tokenizer import FILE, load_tokenizer
 from gva.errors import check
-from gva.model import GvaConfig, GvaForCausalLM
-from gva.run.checkpoints import path_of, read_checkpoint, step_of, steps_in
+from gva.model import GvaConfig, GvaForCausalLM, load_whole, shapes_for
+from gva.run.checkpoints import path_of, read_checkpoint, shapes_in, step_of, steps_in
 from gva.run.folder import CHECKPOINTS, MODEL, RUN, read_run
 from gva.run.metrics import read_metrics
 from gva.run.storage import LIST
-from gva.weights import AS_DATA, CODELESS, verify_folder
+from gva.weights import AS_DATA, CODELESS, misfits, told, verify_folder
 
 
 @dataclass(frozen=True)
@@ -84,27 +84,58 @@ def _of_run(run: Path) -> Place:
     return Place(path_of(run / CHECKPOINTS, steps[-1]), run, steps[-1])
 
 
-def load_model(place: Place, dtype: torch.dtype | None = None, device: str | None = None) -> Any:
-    """The model, ready to score, in `dtype` or as it was saved, on `device` or a GPU if there is one."""
-    from transformers import AutoModelForCausalLM  # gva.model has registered ours with it
+def config_of(place: Place) -> Any:
+    """The config of the model, before any of its weights are read."""
+    from transformers import AutoConfig  # gva.model has registered ours with it
 
     if (place.weights / "config.json").is_file():
         verify_folder(place.weights)
-        model = AutoModelForCausalLM.from_pretrained(place.weights, dtype=dtype or "auto", **AS_DATA)
+        with told(place.weights):
+            return AutoConfig.from_pretrained(place.weights, **CODELESS)
+    assert place.run is not None
+    return GvaConfig.from_dict(read_run(place.run)["identity"]["model"])
+
+
+def load_model(place: Place, dtype: torch.dtype | None = None, device: str | None = None) -> Any:
+    """The model, ready to score, in `dtype` or as it was saved, on `device` or a GPU if there is one."""
+    config = config_of(place)
+    if not (place.weights / "config.json").is_file():
+        model = _from_training(place, config)
+    elif isinstance(config, GvaConfig):
+        with told(place.weights):
+            model = load_whole(place.weights, config, dtype=dtype or "auto")
     else:
-        model = _from_training(place)
+        model = _foreign(place.weights, config, dtype)
     model = model.to(device=device or ("cuda" if torch.cuda.is_available() else "cpu"), dtype=dtype)
     model.set_attn_implementation("sdpa")  # what takes a mask of truth values, as packs have
     return model.eval()
 
 
-def _from_training(place: Place) -> GvaForCausalLM:
+def _foreign(folder: Path, config: Any, dtype: torch.dtype | None) -> Any:
+    """Another family's model, with all of its weights."""
+    from transformers import AutoModelForCausalLM
+
+    config._attn_implementation = AS_DATA["attn_implementation"]  # what the config says itself would go first
+    with told(folder):
+        model, found = AutoModelForCausalLM.from_pretrained(
+            folder, config=config, dtype=dtype or "auto", output_loading_info=True, **AS_DATA
+        )
+    if missing := sorted(found["missing_keys"]):
+        raise OSError(f"{folder}: has no {', '.join(missing[:3])}, {len(missing)} in all; copy the checkpoint again")
+    return model
+
+
+def _from_training(place: Place, config: GvaConfig) -> GvaForCausalLM:
     """The weights alone out of a training checkpoint."""
     assert place.run is not None
     identity = read_run(place.run)["identity"]
-    model = GvaForCausalLM(GvaConfig.from_dict(identity["model"]))
+    remedy = "give another of its run"
+    held = {name: shape for name, shape in shapes_in(place.weights, remedy).items() if name.startswith("model.")}
+    if wrong := misfits({f"model.{name}": shape for name, shape in shapes_for(config).items()}, held):
+        raise OSError(f"{place.weights}: its weights are not those of {place.run / RUN}: {wrong}; copy the run again")
+    model = GvaForCausalLM(config)
     weights = {f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}
-    read_checkpoint(place.weights, weights, identity, "give another of its run")
+    read_checkpoint(place.weights, weights, identity, remedy)
     return model
 
 
@@ -143,7 +174,8 @@ def open_tokenizer(path: Path) -> Any:
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     if path.is_dir() and (path / "tokenizer_config.json").is_file():
-        return AutoTokenizer.from_pretrained(path, **CODELESS)
+        with told(path):
+            return AutoTokenizer.from_pretrained(path, **CODELESS)
     plain = load_tokenizer(path)
     file = path / FILE if path.is_dir() else path
     return PreTrainedTokenizerFast(tokenizer_file=str(file), eos_token=plain.tokenizer.id_to_token(plain.end))

@@ -4,6 +4,7 @@ surviving a kill at any moment. Each knows its run and its bytes. The weights of
 import json
 import os
 import re
+import sys
 import warnings
 from concurrent.futures import Future
 from contextlib import suppress
@@ -17,10 +18,11 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
 from gva.run.atomic import write_atomically
-from gva.run.files import inside, read_object, remove, subfolder
+from gva.run.files import read_object, remove, subfolder
 from gva.run.folder import CHECKPOINTS, contradictions
 from gva.run.ranks import Ranks
-from gva.run.storage import Reader, Writer, checksum
+from gva.run.storage import LIST, Reader, Writer
+from gva.run.sums import checksum, comparing
 
 UNFINISHED = ".unfinished"
 _NAME = re.compile("step-[0-9]{8,}")
@@ -128,41 +130,73 @@ def step_of(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 
 
+def shapes_in(path: Path, advice: str) -> dict[str, tuple[int, ...]]:
+    """Of the tensors that a checkpoint lists, by their names."""
+    try:
+        listed: dict[str, Any] = Reader(path).listed.state_dict_metadata
+        return {name: tuple(held.size) for name, held in listed.items()}
+    except (ValueError, OSError) as error:
+        raise CheckpointError(f"{path}: cannot be read ({_reason(error)}); {advice}") from error
+
+
 def read_checkpoint(
     path: Path, state: dict[str, Tensor], identity: dict[str, Any], advice: str, group: dist.ProcessGroup | None = None
 ) -> None:
     """Read into these tensors, however they were sharded when written, if the checkpoint is of the run of this identity
     and undamaged; all ranks of a group together, or one process alone. `advice` is for whoever has one that is not."""
     rank, world = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
-    wrong = [_wrong(path, identity, rank, world)] * world
-    if group is not None:
-        dist.all_gather_object(wrong, wrong[0], group)  # or others would wait for whoever has found something
-    if any(wrong):
-        raise CheckpointError(f"{path}: cannot be read ({next(filter(None, wrong))}); {advice}")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            dcp.load(state, storage_reader=Reader(path), process_group=group, no_dist=group is None)
-    except (Exception, CheckpointException) as error:
-        raise CheckpointError(f"{path}: cannot be read ({_reason(error)}); {advice}") from error
+
+    def refuse(*found: str) -> None:
+        """What any rank has found, on all of them, or the others would wait for it."""
+        wrong = [found] * world
+        if group is not None:
+            dist.all_gather_object(wrong, found, group)
+        if told := next(filter(None, (one for kind in zip(*wrong, strict=True) for one in kind)), ""):
+            raise CheckpointError(f"{path}: cannot be read ({told}); {advice}")
+
+    reader = Reader(path)
+    told, files = _recorded(path, identity)
+    refuse(told or _unlisted(reader, dict(files).get(LIST)))
+    if not files and rank == 0:
+        print(f"{path}: of an earlier version, without {RECORD}: read unchecked", file=sys.stderr, flush=True)
+    failed = ""
+    with comparing(path, files[rank::world], path / RECORD) as changed:  # ranks share the files
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                dcp.load(state, storage_reader=reader, process_group=group, no_dist=group is None)
+        except (Exception, CheckpointException) as error:
+            failed = _reason(error)
+    refuse(changed.result(), failed)
 
 
-def _wrong(path: Path, identity: dict[str, Any], rank: int, world: int) -> str:
-    """What speaks against a checkpoint: another run, or a file that is not what was written. Ranks share the files.
-    Checkpoints of earlier versions have no record to compare with."""
+def _recorded(path: Path, identity: dict[str, Any]) -> tuple[str, list[tuple[str, str]]]:
+    """What a checkpoint says that speaks against it: another run, or nonsense. And the sums of its files, of which an
+    earlier version had none."""
     if not (path / RECORD).is_file():
-        return ""
+        return "", []
     try:
         record = read_object(path / RECORD, "its files cannot be trusted")
-        theirs, step, files = record["run"], record["step"], sorted(record["files"].items())
-        changed = {**contradictions(theirs, identity), **contradictions({"step": step}, {"step": step_of(path)})}
-        for name, told in files[rank::world]:
-            if not changed and checksum(inside(path, name, path / RECORD)) != told:
-                return f"{name} is not what was written"
-    except (ValueError, KeyError, AttributeError, OSError) as error:
-        return _reason(error)
+        changed = contradictions(record["run"], identity)
+        changed |= contradictions({"step": record["step"]}, {"step": step_of(path)})
+        files = sorted(record["files"].items())
+        unknown = {LIST, *(file.name for file in path.glob("*.distcp"))} - dict(files).keys()
+    except (ValueError, KeyError, AttributeError, TypeError, OSError) as error:
+        return _reason(error), []
+    if unknown:
+        return f"{RECORD} has no sum of {min(unknown)}", []
     told = "; ".join(f"{name}: {theirs!r} -> {ours!r}" for name, (theirs, ours) in changed.items())
-    return f"of another run: {told}" if told else ""
+    return f"of another run: {told}" if told else "", files
+
+
+def _unlisted(reader: Reader, known: str | None) -> str:
+    """What is wrong with the list of what a checkpoint holds, looked at before the library meets it."""
+    try:
+        if known is not None and checksum(Path(reader.path) / LIST) != known:
+            return f"{LIST} is not what was written"
+        return "" if reader.listed else LIST
+    except (ValueError, OSError) as error:
+        return _reason(error)
 
 
 def _reason(error: BaseException) -> str:

@@ -1,18 +1,14 @@
-"""The files of a checkpoint, in the format of torch's distributed checkpoints: read as data, and known by their sums.
+"""The files of a checkpoint, in the format of torch's distributed checkpoints: read as data.
 
 Which file holds what is listed in `.metadata`, a pickle. It is opened by an unpickler that knows the few classes of
 such a list and makes nothing else, and the list may name tensors in files of the folder alone.
 """
 
-import mmap
-import os
 import pickle
-import zlib
-from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
@@ -21,6 +17,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from gva.run.files import FolderError, inside
+from gva.run.sums import checksum
 
 LIST = ".metadata"
 _METADATA = "torch.distributed.checkpoint.metadata"
@@ -33,7 +30,6 @@ _KNOWN = {
     ("pathlib", "PosixPath"),
     ("pathlib._local", "PosixPath"),
 }
-_PAGE, _CHUNK = 4096, 2**18  # a chunk stays in the cache of a core
 
 
 class Writer(FileSystemWriter):
@@ -55,8 +51,12 @@ class Writer(FileSystemWriter):
 
 
 class Reader(FileSystemReader):
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+    @cached_property
+    def listed(self) -> Metadata:
         return read_list(Path(self.path))
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        return self.listed
 
 
 def read_list(folder: Path) -> Metadata:
@@ -98,28 +98,3 @@ class _Unpickler(_InPython):
         super().load_build()
 
     dispatch: ClassVar = {**_InPython.dispatch, pickle.BUILD[0]: build}
-
-
-def checksum(path: Path, mapped: bool = False) -> str:
-    """Size and sum of a file: the CRC of the sums of its pages. It costs little more than reading, and shows what a
-    disk or a copy has damaged; against someone who means harm it is no help. `mapped` is for what this process has
-    just written: it takes half the time, but where a disk cannot be read it would end the process without a word."""
-    crc, size = 0, 0
-    with path.open("rb") as file:
-        for piece in _mapped(file) if mapped else _read(file):
-            whole = np.pad(piece, (0, -len(piece) % _PAGE)) if len(piece) % _PAGE else piece
-            words = whole.view(np.uint64).reshape(-1, _PAGE // 8)
-            crc, size = zlib.crc32(words.sum(1), crc), size + len(piece)
-    return f"{size}:{crc:08x}"
-
-
-def _read(file: IO[bytes]) -> Iterator[np.ndarray]:
-    buffer = np.empty(_CHUNK, np.uint8)
-    while read := file.readinto(buffer):  # type: ignore[attr-defined]
-        yield buffer[:read]
-
-
-def _mapped(file: IO[bytes]) -> Iterator[np.ndarray]:
-    if size := os.fstat(file.fileno()).st_size:
-        pages = np.frombuffer(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ), np.uint8)
-        yield from (pages[start : start + _CHUNK] for start in range(0, size, _CHUNK))

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from gva.errors import check
-from gva.weights import INDEX, WEIGHTS, verify_folder
+from gva.weights import INDEX, WEIGHTS, verified
 
 ARCHITECTURE = "GvaForCausalLM"
 FP8 = ("fp8", "fp8_e4m3")
@@ -36,8 +36,8 @@ def check_checkpoint(folder: Path, weights: bool = True) -> Any:
         return config
     if not (folder / INDEX).is_file() and not (folder / WEIGHTS).is_file():
         raise FileNotFoundError(f"{folder}: neither {WEIGHTS} nor {INDEX}; copy the weights beside config.json")
-    verify_folder(folder)
-    return config
+    with verified(folder):  # vLLM will load it
+        return config
 
 
 def check_servable(config: Any) -> None:

@@ -4,6 +4,7 @@ import logging
 import os
 
 from gva.serve import checks, versions
+from gva.weights import verify_folder
 
 
 def register() -> None:
@@ -40,7 +41,7 @@ def check_engine(vllm_config) -> None:
     checks.check_ranks(config, parallel.tensor_parallel_size)
     checks.check_cache_dtype(config, vllm_config.cache_config.cache_dtype, model.dtype)
     if os.path.isdir(model.model) and vllm_config.load_config.load_format != "dummy":
-        checks.verify_folder(model.model)
+        verify_folder(model.model)  # `gva serve` has compared its bytes
     for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
         ranks = getattr(parallel, name, 1)
         checks.check(ranks == 1, name, ranks, "GVA models have no context parallelism in vLLM yet: must be 1")

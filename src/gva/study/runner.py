@@ -39,6 +39,8 @@ ENVIRONMENT = {
     "OMP_WAIT_POLICY": "PASSIVE",
     # Ranks agree on a stop where they next meet, every log_every steps; torchrun would kill them after 30 seconds.
     "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "600",
+    # `python -m` would take modules from the folder that one stands in, which may be a stranger's.
+    "PYTHONSAFEPATH": "1",
 }
 
 

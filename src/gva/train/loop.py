@@ -128,7 +128,8 @@ def _is_trained(out: Path, recipe: Recipe, ranks: Ranks) -> bool:
     """Whether nothing is left to do. Raises OSError where it cannot be known: what is trained is not trained again."""
     done, left = is_done(out), steps_in(out / CHECKPOINTS)
     ended = any(line["step"] == recipe.steps for line in read_metrics(out, "step"))
-    if ended and is_whole(out / MODEL) and not left and not done:  # checkpoints go after the line that says so
+    whole = (ended or done) and is_whole(out / MODEL, unchanged=True)
+    if whole and not left and not done:  # checkpoints go after the line that says so
         if ranks.first:
             record(out, {"kind": "done", "step": recipe.steps, "tokens": recipe.tokens})
         return True
@@ -137,7 +138,7 @@ def _is_trained(out: Path, recipe: Recipe, ranks: Ranks) -> bool:
             f"{out / METRICS}: lines are damaged, one of which may say that this run is done, and there is no "
             "checkpoint to go on from; copy the file again, or remove it to train anew"
         )
-    return done and is_whole(out / MODEL)
+    return done and whole
 
 
 class Stopped(KeyboardInterrupt):

@@ -14,11 +14,11 @@ from gva.data.source import Dataset
 from gva.data.tokenizer import FILE
 from gva.errors import check
 from gva.evaluate.loading import Place, find, load_model, tokenizer_places
-from gva.model import GvaForCausalLM
+from gva.model import GvaForCausalLM, load_whole
 from gva.run.files import read_object
 from gva.run.folder import read_run
 from gva.train.recipe import Recipe
-from gva.weights import AS_DATA, WEIGHTS, fingerprint, shards_of, verify_folder
+from gva.weights import WEIGHTS, fingerprint, shards_of, verify_folder
 
 
 @dataclass(frozen=True)
@@ -55,13 +55,7 @@ class Trained:
         if not self.is_folder:
             return load_model(self.place, dtype, "cpu")
         config = GvaConfig.from_dict(self.config.to_dict())  # loading writes into it
-        model, found = GvaForCausalLM.from_pretrained(
-            self.place.weights, config=config, dtype=dtype, output_loading_info=True, **AS_DATA
-        )
-        missing = sorted(found["missing_keys"])
-        if missing:
-            raise OSError(f"{self.path}: has no {', '.join(missing[:3])}, {len(missing)} in all; copy it again")
-        return model
+        return load_whole(self.place.weights, config, dtype=dtype)
 
     def check_fits(self, recipe: Recipe, data: Dataset) -> None:
         """Refuse sequences that are too long for it, and data of another tokenizer."""
