@@ -19,7 +19,7 @@ from gva import ops
 from gva.attention import Attention
 from gva.attention.base import Cached, JoinedQuery, Query
 from gva.attention.rope import Rotation, tables
-from gva.ops import dense, fast, flash
+from gva.ops import decode, dense, fast, flash
 from gva.ops.dense import Spans
 from gva.paged.pages import LayerPages
 
@@ -160,6 +160,12 @@ class Gathered:
     seq_lens: Tensor
 
     def attend(self, attention: Attention, pages: LayerPages, query: AnyQuery, row: Cached, out: Tensor) -> None:
+        parts = pages.parts
+        if attention.row(attention.config).has_keys and decode.takes(query.content, *parts):
+            k_rope = parts[2] if len(parts) > 2 else None
+            table, lengths, scale = self.block_table, self.seq_lens, attention.scaling
+            decode.pages(query.content, query.rope, parts[0], k_rope, parts[1], table, lengths, scale, out)
+            return
         q = query.whole
         if not q.is_cpu or torch.compiler.is_compiling():
             held = pages.read_pages(self.block_table.long())
