@@ -4,7 +4,8 @@
     Expanded   builds keys and values and hands them to a dense kernel, which suits prompts; where too many are cached,
                part by part, merged by their LSE
     InPlace    FlashAttention-3 on pages of keys and values: how the GQA family decodes
-    Gathered   brings whole tables together, where nothing of the above runs: a copy of the cache at each step
+    Gathered   where nothing of the above runs: on a CPU our kernel reads pages of keys and values as they lie; the rest
+               is brought together, a copy of the cache at each step
 
 Tokens of all sequences lie one after another, [N]; `out` [N, H, d_h] is written in place.
 """
