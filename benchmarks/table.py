@@ -143,6 +143,7 @@ def cpu_table() -> str:
     """Ratios alone: how fast a processor is, others may measure. Medians of the runs, and between what they lay."""
     cells: dict[tuple[str, str], dict[tuple[str, str], list[dict[str, str]]]] = {}
     rows = last_run("end_to_end_cpu")
+    rows = [row for row in rows if row["clock"] == rows[-1]["clock"]]
     for row in rows:
         shape = row["preset"], f"{row['batch']} x {row['context']}"
         cells.setdefault((row["through"], row["variant"]), {}).setdefault(shape, []).append(row)

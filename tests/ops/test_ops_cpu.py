@@ -128,6 +128,14 @@ def test_no_sequences():
     assert ops.paged_attention(*empty, impl="cpu").shape == (0, 4, 32)
 
 
+@needs_compiler
+def test_a_length_past_the_table_is_refused():
+    case = make_case([4], **SMALL)
+    case.seq_lens += 16 * case.block_table.shape[1]
+    with pytest.raises(ValueError, match=r"seq_lens: a sequence of 36 tokens, block_table has pages for 32"):
+        run(case)
+
+
 # ---- keys and values in pages ----
 
 

@@ -31,6 +31,8 @@ def missing() -> str | None:
 
 @functools.cache
 def library() -> ctypes.CDLL:
+    if os.name != "posix":
+        raise OSError(f"Linux or macOS; this is {platform.system()}")
     compiler = shlex.split(os.environ.get("CC", "")) or [next(filter(shutil.which, COMPILERS), COMPILERS[0])]
     if shutil.which(compiler[0]) is None:
         raise OSError(f"a C compiler, and there is no {compiler[0]!r} on the PATH (the variable CC may name another)")
@@ -48,11 +50,11 @@ def library() -> ctypes.CDLL:
 def folder() -> Path | None:
     """Where compiled code is kept: what lies there is run, so it must be this user's, and written by no other. None: it
     is not, or cannot be made."""
-    path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "gva")
     try:
+        path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "gva")
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = path.lstat()
-    except OSError:
+    except (OSError, RuntimeError):  # the latter where there is no home
         return None
     private = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
     return path if private and os.access(path, os.W_OK) else None

@@ -49,7 +49,10 @@ def attend(
     table, lengths, starts, queries = batch
     B, block = lengths.shape[0], max(1, min(queries, ROWS // (H // G)))
     blocks = -(-queries // block)
-    pieces = max(1, -(-int(lengths.max()) // PIECE)) if B else 1
+    longest, room = int(lengths.max()) if B else 0, table.shape[1] * page
+    if longest > room:
+        raise ValueError(f"seq_lens: a sequence of {longest} tokens, block_table has pages for {room}")
+    pieces = max(1, -(-longest // PIECE))
     units, rows = B * blocks * pieces, G * (-(-block * (H // G) // 4) * 4)
     parts = torch.empty(units, rows, -(-d_v // LANES) * LANES + 2, dtype=torch.float32)
     counter = ctypes.c_int64(0)
