@@ -1,6 +1,7 @@
 """The kernel in C, against float64 with the derived tolerance: on pages as the other kernels, and on single tensors."""
 
 import os
+import platform
 import stat
 
 import pytest
@@ -294,6 +295,18 @@ def test_it_is_compiled_once_into_a_folder_of_the_users_own(anew):
     compile.library.cache_clear(), compile.missing.cache_clear()
     assert torch.equal(run(case)[0], first)
     assert [found.stat().st_mtime_ns for found in anew.rglob("*.so")] == [made]
+
+
+@needs_compiler
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="needs a processor with vectors of several widths")
+@pytest.mark.parametrize("narrower", ["-mno-avx512f", "-mno-avx512f -mno-avx2 -mno-avx"], ids=["8", "4"])
+def test_vectors_of_any_width(narrower, anew, monkeypatch):
+    monkeypatch.setenv("CC", f"{os.environ.get('CC', 'cc')} {narrower}")
+    for case in (
+        make_case([37, 0, 1100], queries=3, **{**SMALL, "d_h": 40, "d_r": 12}),
+        make_case([130, 5], G=2, R=5, d_h=64, dtype=torch.bfloat16),
+    ):
+        assert_close(*run(case), case)
 
 
 @needs_compiler
