@@ -80,8 +80,9 @@ def attend(
 
 def _run(arguments: Arguments, units: int) -> None:
     """On as many threads as torch has; ctypes leaves Python to others meanwhile."""
-    run, threads = compile.library().run, min(torch.get_num_threads(), units)
-    others = [_pool(os.getpid(), threads).submit(run, ctypes.byref(arguments)) for _ in range(threads - 1)]
+    run, threads = compile.library().run, torch.get_num_threads()
+    helpers = range(min(threads, units) - 1)
+    others = [_pool(os.getpid(), threads).submit(run, ctypes.byref(arguments)) for _ in helpers]
     try:
         failed = run(ctypes.byref(arguments))
     finally:
