@@ -7,7 +7,8 @@ Random weights, a cache of random rows at the given length, one captured step re
 decodes through FlashAttention-3 where it is given. Memory is what the device reports, not what is counted.
 
 Without a GPU the steps of two variants take turns with a reading of memory, so that whatever else the machine does
-falls on all of them. `--huggingface` adds a forward pass on transformers' DynamicCache and StaticCache, eager.
+falls on all of them; `--clock processor`, with one thread, leaves out the time in which others had the processor.
+`--huggingface` adds a forward pass on transformers' DynamicCache and StaticCache, eager.
 """
 
 import argparse
@@ -30,6 +31,7 @@ from gva.study.speed import filled, wait
 
 WARM_UP = 3  # steps; on a GPU the first is captured
 READ = 2**28  # bytes that are summed up to learn how fast memory is
+CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
 
 
 class Decoder:
@@ -73,13 +75,14 @@ def measure(variants: list[str], batch: int, context: int, through: str, argumen
     device = torch.device(arguments.device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
+    clock = CLOCKS[arguments.clock]
     decoders = [Decoder(variant, batch, context, through, arguments) for variant in variants]
     memory = torch.ones(READ // 4) if device.type == "cpu" else torch.ones(1)
     reads = []
     for _ in range(WARM_UP + arguments.steps):
-        reads.append(timed(memory.sum, memory.device))
+        reads.append(timed(memory.sum, memory.device, clock))
         for decoder in decoders:
-            decoder.times.append(timed(decoder.step, device))
+            decoder.times.append(timed(decoder.step, device, clock))
     read, first = statistics.median(reads), decoders[0].times[WARM_UP:]
     rows = []
     for decoder in decoders:
@@ -113,16 +116,17 @@ def measure(variants: list[str], batch: int, context: int, through: str, argumen
                 "threads": torch.get_num_threads(),
                 "load": os.getloadavg()[0],
                 "transformers": importlib.metadata.version("transformers"),
+                "clock": arguments.clock,
             }
     return rows
 
 
-def timed(call: Callable[[], object], device: torch.device) -> float:
+def timed(call: Callable[[], object], device: torch.device, clock: Callable[[], float]) -> float:
     wait(device)
-    start = time.perf_counter()
+    start = clock()
     call()
     wait(device)
-    return time.perf_counter() - start
+    return clock() - start
 
 
 def largest_batch(variant: str, context: int, arguments: argparse.Namespace) -> dict:
@@ -170,6 +174,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--huggingface", action="store_true", help="also on the caches of transformers")
     parser.add_argument("--eager", action="store_true", help="no torch.compile")
+    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="of steps on a CPU")
     parser.add_argument("--page", type=int, default=64)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")

@@ -95,19 +95,39 @@ THROUGH = {"dynamic": "`DynamicCache`", "static": "`StaticCache`", "pages": "`Pa
 
 
 def cpu_table() -> str:
-    """Ratios alone: how fast a processor is, others may measure."""
-    rows = sorted(last_run("end_to_end_cpu"), key=lambda row: list(THROUGH).index(row["through"]))
-    lines, seen = [], set()
+    """Ratios alone: how fast a processor is, others may measure. Medians of the runs, and between what they lay."""
+    cells: dict[tuple[str, str], dict[tuple[str, str], list[dict[str, str]]]] = {}
+    rows = last_run("end_to_end_cpu")
+    rows = [row for row in rows if row["clock"] == rows[-1]["clock"]]
     for row in rows:
-        case = row["through"], row["variant"]
-        if case in seen:  # gqa takes turns with each of the others
-            continue
-        seen.add(case)
-        numbers = [f"{float(row[key]):.2f}x" for key in ("against_first", "byte_ratio", "times_floor")]
-        lines.append([THROUGH[row["through"]], f"`{row['variant']}`", *numbers])
-    row, header = rows[0], ["cache", "variant", "tokens/s against GQA", "ratio of bytes", "step over its floor"]
-    what = f" Preset {row['preset']}, {row['batch']} x {row['context']}, {row['dtype']}; threads: {row['threads']}."
-    return markdown(header, lines, row, what)
+        shape = row["preset"], f"{row['batch']} x {row['context']}"
+        cells.setdefault((row["through"], row["variant"]), {}).setdefault(shape, []).append(row)
+    shapes = list(dict.fromkeys(shape for found in cells.values() for shape in found))
+    header = [
+        "cache",
+        "variant",
+        *(f"`{preset}`, {size}" for preset, size in shapes),
+        "ratio of bytes",
+        "over its floor",
+    ]
+    lines = []
+    for (through, variant), found in sorted(cells.items(), key=lambda item: list(THROUGH).index(item[0][0])):
+        of_first = found[shapes[0]]
+        ratios = [spread(found.get(shape, []), "against_first") for shape in shapes]
+        if variant == "gqa":
+            ratios = ["1"] * len(shapes)
+        numbers = [f"{float(of_first[0]['byte_ratio']):.2f}", spread(of_first, "times_floor")]
+        lines.append([THROUGH[through], f"`{variant}`", *ratios, *numbers])
+    how = ", ".join(f"{key}: {rows[0][key]}" for key in ("threads", "clock"))
+    what = f" {rows[0]['dtype']}, {how}; the last two columns are of the first shape."
+    return markdown(header, lines, rows[0], what)
+
+
+def spread(rows: list[dict[str, str]], key: str) -> str:
+    numbers = sorted(float(row[key]) for row in rows)
+    if len(numbers) < 2:
+        return "".join(f"{number:.2f}" for number in numbers)
+    return f"{statistics.median(numbers):.2f} ({numbers[0]:.2f}-{numbers[-1]:.2f})"
 
 
 def end_to_end_table() -> str:

@@ -26,7 +26,7 @@ ARROWS = {
     "remote": set(),
     "config": {"attention", "presets", "remote", "errors"},
     "cost": {"attention", "ops", "errors"},
-    "caches": {"attention"},
+    "caches": {"attention", "ops"},
     "run": set(),
     "weights": {"run"},
     "data": {"run", "errors"},

@@ -4,7 +4,9 @@ import pytest
 import torch
 from transformers import CompileConfig, StaticCache
 
-from gva import VARIANTS
+from gva import VARIANTS, PagedGenerator
+from gva.ops import backend, decode
+from gva.ops.cpu import compile, read
 from models import tiny_config, tiny_model, tokens
 
 pytestmark = pytest.mark.hf
@@ -90,6 +92,36 @@ def test_prefill_in_chunks(model):
     batch = prompts()
     expected = generate(model, batch)
     assert torch.equal(generate(model, batch, prefill_chunk_size=4), expected)
+
+
+@pytest.mark.skipif(compile.missing() is not None, reason=f"needs {compile.missing()}")
+@pytest.mark.parametrize("variant", ["gqa", "mla", "gva-drope-16", "gva-one-group", "gva-untied"])
+def test_the_kernel_in_c_gives_the_tokens_of_plain_torch(variant, monkeypatch):
+    """Every way to decode: on a cache of each kind, padded, in beams, in chunks and drafts, and on pages."""
+    fields = {"attention": "gva_untied", "map_init": None} if variant == "gva-untied" else {}
+    model = tiny_model("gva-drope-16" if fields else variant, torch.float32, **fields)
+    batch, one, calls = prompts(), {"input_ids": tokens(1, 6).repeat(1, 3)}, []
+
+    def every_way():
+        found = [
+            generate(model, batch, attention_form="absorbed" if model.config.absorbs else None, **options)
+            for cache in ({}, {"cache_implementation": "static"})
+            for options in (cache, {"num_beams": 3, **cache}, {"prefill_chunk_size": 4, **cache})
+        ]
+        found += [generate(model, one, prompt_lookup_num_tokens=3), generate(model, one, assistant_model=model)]
+        asked = [batch["input_ids"][0].tolist(), one["input_ids"][0].tolist()]
+        found += [torch.tensor(PagedGenerator(model, n, 40, page=4).generate(asked, NEW)) for n in (1, 2)]
+        return found
+
+    attend = read.attend
+    with monkeypatch.context() as patch:
+        patch.setattr(read, "attend", lambda *given: calls.append(0) or attend(*given))
+        got = every_way()
+    assert len(calls) > (200 if model.config.absorbs else 20)
+    monkeypatch.setattr(backend, "missing_cpu", lambda *wanted: "a C compiler")
+    monkeypatch.setattr(decode, "missing_cpu", lambda *wanted: "a C compiler")
+    monkeypatch.setattr(read, "attend", None)
+    assert all(torch.equal(*both) for both in zip(got, every_way(), strict=True))
 
 
 def test_prompt_lookup(core_model):

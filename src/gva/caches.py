@@ -17,6 +17,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from gva.attention.base import Attention, Cached, Query
 from gva.attention.decoupled import join
 from gva.attention.rope import Rotation
+from gva.ops import decode
 
 
 @dataclass(frozen=True)
@@ -47,12 +48,25 @@ class SideBySide:
             return attend(attention, query.whole, k, v, self.mask, self.options, kernel)
         (state, k_rope), mask = held, self.mask
         query = Query(attention.absorb(query.content), query.rope)
+        if self._in_place(query, state, k_rope, kernel):
+            assert query.rope is not None
+            attended = decode.tensors(query.content, query.rope, state, k_rope, mask, attention.scaling)
+            return attention.values_of(attended), None
         if self._apart(query, state, kernel):
             q, k, mask = query.content, state, rope_scores(attention, query, k_rope, mask)
         else:
             q, k = query.whole, join(state, k_rope)
         attended, weights = attend(attention, q, k, state, mask, self.options, kernel)
         return attention.values_of(attended), weights
+
+    def _in_place(self, query: Query, state: Tensor, k_rope: Tensor, kernel: str | None) -> bool:
+        """Whether our kernel for processors reads the cache as it lies."""
+        S, mask = query.content.shape[1], self.mask
+        if self.cache is None or kernel != "sdpa":
+            return False
+        shown = S == 1 if mask is None else mask.dtype == torch.bool and mask.shape[1:] == (1, S, state.shape[1])
+        assert query.rope is not None
+        return shown and decode.takes(query.content, query.rope, state, k_rope)
 
     def _apart(self, query: Query, state: Tensor, kernel: str | None) -> bool:
         """Whether scores of the slice are taken by themselves, which leaves the cache as it lies. They are S H numbers

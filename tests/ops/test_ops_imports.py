@@ -8,7 +8,7 @@ import pytest
 from gva import ops
 
 ROOT = Path(ops.__file__).parent
-IMPLEMENTATIONS = ("reference", "triton", "cuda")
+IMPLEMENTATIONS = ("reference", "triton", "cuda", "cpu")
 
 
 def imports(file):
@@ -43,11 +43,11 @@ def test_implementations_never_import_one_another(implementation):
 
 
 def test_one_place_joins_them():
-    """Beside it, only what has a single form: whether CUDA compiles here, merging by LSE, and the losses."""
+    """Beside it, only what has a single form: whether CUDA or C compiles here, merging by LSE, and the losses."""
     found = {}
     for file in ROOT.glob("*.py"):
         reached = set(IMPLEMENTATIONS) & set(imports(file))
         if reached and file.stem not in IMPLEMENTATIONS:
             found[file.stem] = reached
-    single = {"backend": {"cuda"}, "api": {"reference"}, "loss": {"triton"}, "distill": {"triton"}}
+    single = {"backend": {"cuda", "cpu"}, "api": {"reference"}, "loss": {"triton"}, "distill": {"triton"}}
     assert found == {"dispatch": set(IMPLEMENTATIONS), **single}

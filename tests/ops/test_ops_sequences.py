@@ -1,11 +1,17 @@
-"""Attention on a CPU, one sequence after another, against the float64 reference within the usual tolerance."""
+"""Plain torch on a CPU, one sequence after another, against the float64 reference within the usual tolerance."""
 
 import pytest
 import torch
 from ops_cases import assert_close, make_case, oracle
 
 from gva import ops
-from gva.ops import reference
+from gva.ops import backend, reference
+
+
+@pytest.fixture(autouse=True)
+def no_compiler(monkeypatch):
+    """As on a machine that has none."""
+    monkeypatch.setattr(backend, "missing_cpu", lambda *wanted: "a C compiler")
 
 
 def attended(case):

@@ -45,6 +45,11 @@ class Row:
         """Whether a token is one state and one slice: what our kernels read, and what the packed fp8 row holds."""
         return self.rope is not None and len(self.content) == 1
 
+    @property
+    def has_keys(self) -> bool:
+        """Whether keys and values are both cached: attended to as they lie."""
+        return len(self.content) == 2
+
     def over(self, ranks: int) -> "Row":
         """What one of `ranks` holds."""
         rope = None if self.rope is None else self.rope.over(ranks)

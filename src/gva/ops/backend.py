@@ -8,8 +8,9 @@ import os
 
 import torch
 
-IMPLEMENTATIONS = ("reference", "triton", "cuda")
+IMPLEMENTATIONS = ("reference", "triton", "cuda", "cpu")
 KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+CPU_DTYPES = (torch.float32, torch.bfloat16)
 FP8 = torch.float8_e4m3fn
 
 
@@ -57,18 +58,36 @@ def missing_hopper(device: torch.device) -> str | None:
     return None
 
 
-def select(impl: str | None, device: torch.device, dtype: torch.dtype, value_dtype: torch.dtype) -> str:
-    """None: kernels on a GPU that can, reference elsewhere. A name: that one, or an error; never another.
+def missing_cpu(device: torch.device, dtype: torch.dtype, value_dtype: torch.dtype) -> str | None:
+    """What impl="cpu" lacks here, or None."""
+    if device.type != "cpu":
+        return f"tensors on a CPU; got tensors on {device}"
+    if dtype not in CPU_DTYPES or value_dtype != dtype:
+        return f"queries and values of float32, or both of bfloat16; got {dtype} and {value_dtype}"
+    from .cpu import compile
+
+    return compile.missing()
+
+
+def select(
+    impl: str | None, device: torch.device, dtype: torch.dtype, value_dtype: torch.dtype, attends: bool = False
+) -> str:
+    """None: kernels that can run on the device, reference elsewhere. A name: that one, or an error; never another.
 
     Both "triton" and "cuda" plan and merge in Triton; which of their kernels reads the cache is `config.pick`'s choice.
+    "cpu" has a kernel for what `attends` to a cache alone.
     """
     if impl is None:
+        if attends and missing_cpu(device, dtype, value_dtype) is None:
+            return "cpu"
         on_gpu = device.type == "cuda" and missing(device, dtype, value_dtype) is None
         return "triton" if on_gpu else "reference"
     if impl not in IMPLEMENTATIONS:
         raise ValueError(f"impl={impl!r}: allowed are None, {', '.join(repr(i) for i in IMPLEMENTATIONS)}")
+    if impl == "cpu" and not attends:
+        raise ValueError("impl='cpu': attends to a cache without a plan, and has no kernel for this; give impl=None")
     if impl != "reference":
-        lacking = missing(device, dtype, value_dtype)
+        lacking = (missing_cpu if impl == "cpu" else missing)(device, dtype, value_dtype)
         if lacking is not None:
             raise RuntimeError(f"impl={impl!r} needs {lacking}; impl='reference' runs anywhere")
     return impl

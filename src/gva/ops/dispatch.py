@@ -10,7 +10,7 @@ from torch import Tensor
 
 from . import reference, sequences
 from .backend import select
-from .call import Call, Pages, Rotation, Shape
+from .call import Batch, Call, Pages, Rotation, Shape
 from .config import pick
 from .layout import misfit
 from .schedule import Variant, Work, allocate, grid_of
@@ -30,10 +30,22 @@ def _cuda() -> Any:
     return read
 
 
+@functools.cache
+def _cpu() -> Any:
+    from .cpu import read
+
+    return read
+
+
 def attend(call: Call, work: Work | None = None, impl: str | None = None) -> None:
     """Into `call.out` and `call.lse`; without `work` it is planned here."""
     values, device = call.pages.values, call.q_absorbed.device
-    if select(impl, device, call.q_absorbed.dtype, values.dtype) == "reference":
+    chosen = select(impl, device, call.q_absorbed.dtype, values.dtype, attends=True)
+    if chosen == "cpu" and (impl is None or work is None):
+        q, q_rope, pages, batch, scale, out, lse = call
+        _cpu().attend(q, q_rope, values, pages.k_rope, values, batch, scale, out, lse)
+        return
+    if chosen == "reference":
         plain = sequences if impl is None and device.type == "cpu" and call.lse is None else reference
         plain.attend(call)
         return
@@ -83,3 +95,11 @@ def expand(
 ) -> tuple[Tensor, Tensor]:
     chosen = select(impl, values.device, values.dtype, values.dtype)
     return (reference.expand if chosen == "reference" else _triton().expand.expand)(values, k_rope, maps, slots)
+
+
+def decode(
+    q: Tensor, q_rope: Tensor | None, keys: Tensor, k_rope: Tensor | None, values: Tensor, batch: Batch,
+    scale: float, mask: Tensor | None, out: Tensor,
+) -> None:  # fmt: skip
+    """What `gva.ops.decode` knows to be impl="cpu"'s."""
+    _cpu().attend(q, q_rope, keys, k_rope, values, batch, scale, out, None, mask)

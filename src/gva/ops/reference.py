@@ -88,7 +88,7 @@ def quantise(values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def append(state: Tensor, k_rope: Tensor, pages: Pages, slots: Tensor, rotation: Rotation | None) -> None:
-    """Writes rows in place; a negative slot is skipped by rewriting what the first real slot receives."""
+    """Writes rows in place; a negative slot is skipped, on a GPU by rewriting what the first real slot receives."""
     page = pages.values.shape[1]
     if rotation is not None:
         at = rotation.positions.clamp(min=0).long()
@@ -96,11 +96,18 @@ def append(state: Tensor, k_rope: Tensor, pages: Pages, slots: Tensor, rotation:
     if slots.numel() == 0:
         return
     real = slots >= 0
-    index, offset = slots.clamp(min=0).long() // page, slots.clamp(min=0).long() % page
+    if slots.is_cpu and not real.all():
+        append(state[real], k_rope[real], pages, slots[real], None)
+        return
+    slots = slots.clamp(min=0).long()
+    index, offset = slots // page, slots % page
 
     def write(pages: Tensor, rows: Tensor) -> None:
         bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[pages.element_size()]
         target, rows = pages.view(bits), rows.to(pages.dtype).contiguous().view(bits)
+        if slots.is_cpu:
+            target[index, offset] = rows
+            return
         # A skipped row takes the first real row's place and content: duplicates of one write, no sync.
         anchor = real.int().argmax()
         where = torch.where(real, torch.arange(len(slots), device=slots.device), anchor)

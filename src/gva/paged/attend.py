@@ -4,7 +4,8 @@
     Expanded   builds keys and values and hands them to a dense kernel, which suits prompts; where too many are cached,
                part by part, merged by their LSE
     InPlace    FlashAttention-3 on pages of keys and values: how the GQA family decodes
-    Gathered   brings whole tables together, where nothing of the above runs: a copy of the cache at each step
+    Gathered   where nothing of the above runs: on a CPU our kernel reads pages of keys and values as they lie; the rest
+               is brought together, a copy of the cache at each step
 
 Tokens of all sequences lie one after another, [N]; `out` [N, H, d_h] is written in place.
 """
@@ -19,7 +20,7 @@ from gva import ops
 from gva.attention import Attention
 from gva.attention.base import Cached, JoinedQuery, Query
 from gva.attention.rope import Rotation, tables
-from gva.ops import dense, fast, flash
+from gva.ops import decode, dense, fast, flash
 from gva.ops.dense import Spans
 from gva.paged.pages import LayerPages
 
@@ -160,6 +161,12 @@ class Gathered:
     seq_lens: Tensor
 
     def attend(self, attention: Attention, pages: LayerPages, query: AnyQuery, row: Cached, out: Tensor) -> None:
+        parts = pages.parts
+        if attention.row(attention.config).has_keys and decode.takes(query.content, *parts):
+            k_rope = parts[2] if len(parts) > 2 else None
+            table, lengths, scale = self.block_table, self.seq_lens, attention.scaling
+            decode.pages(query.content, query.rope, parts[0], k_rope, parts[1], table, lengths, scale, out)
+            return
         q = query.whole
         if not q.is_cpu or torch.compiler.is_compiling():
             held = pages.read_pages(self.block_table.long())

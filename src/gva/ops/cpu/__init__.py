@@ -1,0 +1,1 @@
+"""Attention to a cache in plain C, for processors: compiled once, by the compiler of the machine."""
