@@ -335,16 +335,22 @@ def caution(results: Results) -> str:
     others = [row for row in results.rows if row.name != results.baseline]
     seeds = {row.name: change.n if (change := results.against_baseline(row, valid_loss)) else 0 for row in others}
     few = [label(name) for name, count in seeds.items() if count < FEWEST]
-    if few and (len(few) < len(seeds) or set(seeds.values()) not in ({1}, {2})):
+    counts = sorted(set(seeds.values()))
+    if len(few) == len(seeds) > 1 and len(counts) > 1:
+        return (
+            f"Nothing here is ranked: rows have {counts[0]} to {counts[-1]} seeds in common with "
+            f"{label(results.baseline)}. Three or more give intervals."
+        )
+    if few and (len(few) < len(seeds) or counts == [0]):
         return (
             f"Not ranked: {', '.join(few)}, for want of three seeds in common with {label(results.baseline)}; "
             "differences are taken under one seed."
         )
-    if min(seeds.values()) == 1:
+    if counts[0] == 1:
         return (
             f"One {toy}seed ranks nothing: with the next seed the rows may stand in another order and at other "
             "distances. Three seeds or more give intervals."
         )
-    if min(seeds.values()) == 2:
+    if counts[0] == 2:
         return "Two seeds show a spread but give no interval, so nothing here is ranked. Three or more do."
     return ""
