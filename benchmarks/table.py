@@ -293,13 +293,16 @@ def prepare_table() -> str:
 
 def checkpoint_table() -> str:
     rows = last_run("checkpoint")
-    header = ["preset", "MiB", "written", "of that, checking", "read", "of that, checking"]
+    told = {"write": "a checkpoint is written", "checkpoint_disk": "read from disk", "checkpoint_memory": "from memory",
+            "model_disk": "a model is loaded from disk", "model_memory": "from memory"}  # fmt: skip
+    header = ["preset", "", "time", "of that, checking"]
     lines = [
-        [r["preset"], f"{int(r['mib']):,}", f"{float(r['write_s']):.2f} s", f"{float(r['write_check']):.1%}",
-         f"{float(r['read_s']):.2f} s", f"{float(r['read_check']):.1%}"]
+        [r["preset"], what, f"{float(r[f'{kind}_s']):.2f} s", f"{float(r[f'{kind}_check']):.1%}"]
         for r in rows
-    ]  # fmt: skip
-    return markdown(header, lines, rows[-1], f" Medians of {rows[-1]['rounds']} rounds.")
+        for kind, what in told.items()
+    ]
+    more = f" Checkpoints of {rows[-1]['mib']} MiB, models of a third; medians of {rows[-1]['rounds']} rounds."
+    return markdown(header, lines, rows[-1], more)
 
 
 def faults_table() -> str:
