@@ -56,7 +56,7 @@ def test_completions_are_the_models_own(client, checkpoints, stream):
         )
         pieces = [chunk.choices[0].text for chunk in reply] if stream else [reply.choices[0].text]
         answers.append("".join(pieces))
-        assert not stream or len(pieces) > 5
+        assert not stream or len(pieces) > 1, "a client that lags gets several tokens in a piece"
     # The toy may say what is no letter; those answers are compared up to there.
     spoken = [[1 + LETTERS.index(c) for c in re.split("<(?:pad|unk|end)>", a)[0]] for a in answers]
     assert sum(map(len, spoken)) > 20
