@@ -130,7 +130,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not(tmp_path, folder, monkeypatch):
     ("index.json", lambda text: text.replace('"task"', '"tusk"'), "without the numbers of a task"),
     ("tokenizer/tokenizer.json", lambda text: text.replace('"k3"', '"k03"'), "differs from what was written"),
     ("tokenizer/tokenizer_config.json", lambda text: "", "differs from what was written"),
-], ids=str)  # fmt: skip
+])  # fmt: skip
 def test_damage_is_told(name, change, told, folder, capsys):
     assert main(["data", "verify", str(folder)]) == 0
     (folder / name).write_text(change((folder / name).read_text()))
