@@ -21,7 +21,7 @@ sys.path += [str(DOCS), str(DOCS.parent / "benchmarks")]
 import drawn  # noqa: E402
 import figures  # noqa: E402
 
-PARTS = {DOCS.parent / "README.md": "summary"}  # made of NAME.table
+PARTS = {DOCS.parent / "README.md": "summary", DOCS / "converting.md": "zero shot"}  # made of NAME.table
 MADE = "\n<!-- Made by python studies/pages from studies/pages/{name}: change it there. -->\n"
 
 

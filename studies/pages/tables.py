@@ -356,6 +356,12 @@ def read_zero_shot() -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def zero_shot(to: str, cache: int) -> str:
+    """Nats above the source at the shortest context."""
+    row = next(row for row in read_zero_shot() if (row["to"], row["cache"]) == (to, str(cache)))
+    return f"{signed(float(row['above']), 3)} ± {float(row['error']):.3f}"
+
+
 def zero_shot_table() -> str:
     """What a conversion costs before healing, by target and cache; a column for each length of context."""
     rows = [row for row in read_zero_shot() if row["to"] != "import"]
