@@ -1,6 +1,5 @@
 """A checkpoint from elsewhere, taken in: none of its Python runs, whoever says yes; no secret goes along."""
 
-import io
 import json
 import shutil
 
@@ -11,31 +10,16 @@ from gva.cli import main
 from gva.convert.importer import import_checkpoint
 from gva.run.files import FolderError
 from gva.weights import INDEX
+from hostile import CODE, change, yes  # noqa: F401
 from sources import random_model, saved, write_gguf
 
 pytestmark = pytest.mark.hf
-
-CODE = """
-import pathlib
-pathlib.Path({made!r}).touch()
-from transformers import LlamaConfig as Theirs, PreTrainedTokenizerFast as Tokenizer
-"""
-
-
-@pytest.fixture(autouse=True)
-def yes(monkeypatch):
-    """Whoever is asked says yes."""
-    monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
 
 
 @pytest.fixture
 def source(tmp_path):
     saved(tmp_path / "source")
     return tmp_path / "source"
-
-
-def change(path, **fields):
-    path.write_text(json.dumps((json.loads(path.read_text()) if path.is_file() else {}) | fields))
 
 
 def with_code(folder, made):

@@ -1,6 +1,5 @@
 """A model folder from elsewhere: none of its Python runs, whoever says yes, and nothing of it leads away."""
 
-import io
 import json
 import os
 import shutil
@@ -12,19 +11,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from gva.cli import main
 from gva.paged.generator import PagedGenerator
 from gva.weights import INDEX
+from hostile import CODE, change, yes  # noqa: F401
 from models import tiny_model
-
-CODE = """
-import pathlib
-pathlib.Path({made!r}).touch()
-from transformers import LlamaConfig as Theirs, LlamaForCausalLM as Model, LlamaTokenizer as Tokenizer
-"""
-
-
-@pytest.fixture(autouse=True)
-def yes(monkeypatch):
-    """Whoever is asked says yes."""
-    monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
 
 
 @pytest.fixture
@@ -33,10 +21,6 @@ def folder(tmp_path, text):
     shutil.copytree(text / "tokenizer", tmp_path / "model", dirs_exist_ok=True)
     (tmp_path / "model" / "code.py").write_text(CODE.format(made=str(tmp_path / "made")))
     return tmp_path / "model"
-
-
-def change(path, **fields):
-    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
 def refused(*words, capsys):
