@@ -26,6 +26,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from gva import GvaForCausalLM
+from gva.convert.converter import MOMENTS
 from gva.convert.importer import import_checkpoint
 from gva.convert.job import convert
 from gva.convert.moments import gather
@@ -36,7 +37,6 @@ from gva.evaluate.scoring import model_losses
 from gva.run.folder import commit
 
 TARGETS = [("gva", 208), ("gva", 256), ("gqa", 128), ("gva-own-groups", 208)]
-MOMENTS = "moments.safetensors"
 
 
 def held_out(paths: list[Path], skip: int, folder: Path, length: int, tokens: int) -> torch.Tensor:
@@ -49,6 +49,10 @@ def held_out(paths: list[Path], skip: int, folder: Path, length: int, tokens: in
             break
     whole = min(len(found) // length, math.ceil(tokens / (length - 1)))
     return torch.tensor(found[: whole * length]).view(whole, length)
+
+
+def fingerprint(sequences: torch.Tensor) -> str:
+    return hashlib.sha256(sequences.numpy().tobytes()).hexdigest()[:12]
 
 
 @torch.no_grad()
@@ -118,13 +122,15 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def converted(asked: argparse.Namespace, source: Path, to: str, cache: int) -> tuple[GvaForCausalLM, int]:
+def converted(
+    asked: argparse.Namespace, source: Path, moments: Path, to: str, cache: int
+) -> tuple[GvaForCausalLM, int]:
     """And the seconds of processor time that it took, calibration not among them."""
     out, begun = asked.models / f"{to}-{cache}", time.process_time()
     if not out.exists():
         beside = out.with_name(f".{out.name}.converting")
         beside.mkdir(exist_ok=True)
-        shutil.copy(asked.models / MOMENTS, beside / MOMENTS)
+        shutil.copy(moments, beside / MOMENTS)
         convert(source, out, to, str(cache), asked.calibrate, asked.held_out, asked.calibration, 512, 16_384)
     model = GvaForCausalLM.from_pretrained(out, dtype=torch.float32)
     return model.eval().requires_grad_(False), round(time.process_time() - begun)
@@ -141,7 +147,7 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = GvaForCausalLM.from_pretrained(source, dtype=torch.float32).to(device).eval().requires_grad_(False)
     made = {
-        "text": hashlib.sha256(first.numpy().tobytes()).hexdigest()[:12],
+        "text": fingerprint(first),
         "date": date.today().isoformat(),
         "gpu": torch.cuda.get_device_name() if device == "cuda" else "cpu",
         "torch": torch.__version__,
@@ -151,13 +157,14 @@ def main() -> None:
         append(asked.csv, {**check_import(asked.checkpoint, model, first), **made})
     calibration, _ = read_text(asked.calibrate, asked.held_out, source, 512, asked.calibration)
     begun = time.process_time()
-    gather(model, calibration, asked.models / MOMENTS)
+    moments = asked.models / f"moments-{fingerprint(calibration)}.safetensors"  # of another text they are others
+    gather(model, calibration, moments)
     print(f"calibration: {time.process_time() - begun:.0f} s of processor time", file=sys.stderr)
     found = {length: losses(model, text, f"source, {length}", asked.precision) for length, text in texts.items()}
     for to, cache in TARGETS:
         if asked.only and f"{to}:{cache}" not in asked.only:
             continue
-        made_of_it, seconds = converted(asked, source, to, cache)
+        made_of_it, seconds = converted(asked, source, moments, to, cache)
         layers = made_of_it.config.layer_configs
         slices = sorted({layer.rope_dim for layer in layers}) if to.startswith("gva") else []
         for length, text in texts.items():
